@@ -1,0 +1,59 @@
+# Every target creates the environment it needs: Python 3.11+ and make are enough.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+PYMONGO_MATRIX := 4.9.2 4.13.2 4.16.0 4.17.0 4.19.0
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install test unit lint format matrix conformance mutants clean
+
+help:  ## what can be done
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "otel_retry needs Python 3.11 or later, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet -e '.[test,lint]'
+	@touch $@
+
+install: $(STAMP)  ## create the environment in .venv
+
+test: $(STAMP)  ## run the whole suite against a real mongod
+	$(PY) -m pytest $(ARGS)
+
+unit: $(STAMP)  ## only what needs no server
+	$(PY) -m pytest tests/unit $(ARGS)
+
+lint: $(STAMP)  ## ruff, format, mypy strict
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m mypy --strict tests/typing
+
+format: $(STAMP)  ## let ruff mend what it can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+matrix: $(addprefix matrix-,$(PYMONGO_MATRIX))  ## the suite on each supported PyMongo
+
+.venvs/pymongo-%/.installed: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade pip
+	$(@D)/bin/python -m pip install --quiet -e '.[test]' 'pymongo==$*'
+	@touch $@
+
+.PRECIOUS: .venvs/pymongo-%/.installed
+matrix-%: .venvs/pymongo-%/.installed
+	$(<D)/bin/python -m pytest $(ARGS)
+
+conformance: $(STAMP)  ## PyMongo's own suite, with and without the plugin (PYMONGO=4.17.0 for another version)
+	$(PY) -m tests.conformance.driver_suite $(if $(PYMONGO),--pymongo $(PYMONGO)) $(ARGS)
+
+mutants: $(STAMP)  ## break each rule once and see a test go red
+	$(PY) scripts/mutants.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .venvs .cache

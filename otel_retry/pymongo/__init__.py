@@ -1,0 +1,1 @@
+"""The side that faces PyMongo: what its exceptions mean, and the seam to its private parts."""
