@@ -1,0 +1,28 @@
+"""Retryable execution for PyMongo, made visible with OpenTelemetry."""
+
+from otel_retry.config import SettingError
+from otel_retry.events import Attempt, Failure, Kind, OperationKind, Phase, Reason
+from otel_retry.history import attempts
+from otel_retry.instrumentor import budget, instrument, instrument_client, uninstrument
+from otel_retry.policy import RULES, RetryContext, RetryDecision, RetryPolicy
+from otel_retry.version import __version__
+
+__all__ = [
+    "RULES",
+    "Attempt",
+    "Failure",
+    "Kind",
+    "OperationKind",
+    "Phase",
+    "Reason",
+    "RetryContext",
+    "RetryDecision",
+    "RetryPolicy",
+    "SettingError",
+    "__version__",
+    "attempts",
+    "budget",
+    "instrument",
+    "instrument_client",
+    "uninstrument",
+]

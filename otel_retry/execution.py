@@ -1,0 +1,123 @@
+"""One operation under way: ties the driver's attempt to the machine, and the machine's answer to the error raised.
+
+What differs between the ways into PyMongo (its retryable operations, the methods that bypass them) is in the seam.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, cast
+
+from otel_retry.events import Reason
+from otel_retry.history import attach
+from otel_retry.logs import logger, warn_once
+from otel_retry.machine import Ignore, OperationFacts, Raise, Retry, RetryMachine, Situation, Step
+
+if TYPE_CHECKING:
+    from otel_retry.clients import ClientState
+    from otel_retry.events import Failure
+
+
+class OperationExecution:
+    """Shared by all operations. Invariant: nothing of ours is raised; only PyMongo's own errors leave `failed`."""
+
+    otr_state: ClientState | None
+    otr_started: float
+    otr_attempt_started: float
+    """When the first attempt of the command at hand began; later ones the machine knows itself."""
+    otr_machine: RetryMachine | None
+
+    @property
+    def otr_decides(self) -> bool:
+        """False: the client is not instrumented, or PyMongo's own loop decides."""
+        state = self.otr_state
+        return state is not None and state.decides
+
+    @abstractmethod
+    def otr_facts(self) -> OperationFacts: ...
+
+    @abstractmethod
+    def otr_failure(self, error: Exception) -> Failure: ...
+
+    @abstractmethod
+    def otr_situation(self, now: float) -> Situation: ...
+
+    def failed(self, error: Exception) -> Step:
+        try:
+            return self._judge(error)
+        except Exception:
+            warn_once("engine", "otel_retry failed to judge an error; it is raised as it is", exc_info=True)
+            return Raise(error=error, reason=Reason.NOT_RETRYABLE)
+
+    def succeeded(self) -> None:
+        machine = self.otr_machine
+        if machine is not None:
+            machine.attempt_succeeded()
+        else:
+            self.otr_deposit_first_success()
+
+    def otr_deposit_first_success(self) -> None:
+        state = self.otr_state
+        if state is not None and state.budget is not None:
+            state.budget.deposit_first_success()
+
+    def ignored(self) -> Any:
+        """The empty result that stands for success; only called when `otr_can_ignore` said yes."""
+        return None
+
+    def otr_can_ignore(self) -> bool:
+        """Whether an empty result means something for this operation."""
+        return False
+
+    def _judge(self, error: Exception) -> Step:
+        now = time.monotonic()
+        machine = self.otr_machine
+        if machine is None:
+            state = cast("ClientState", self.otr_state)
+            machine = self.otr_machine = RetryMachine(
+                facts=self.otr_facts(),
+                policy=state.policy,
+                rules=state.rules,
+                budget=state.budget,
+                jitter=state.jitter,
+                attempt_started=self.otr_attempt_started,
+            )
+        step = machine.attempt_failed(self.otr_failure(error), self.otr_situation(now))
+        if isinstance(step, Ignore) and not self.otr_can_ignore():
+            name = self.otr_facts().name
+            warn_once(
+                f"ignore: {name}",
+                "the retry policy answered ignore(), but an empty result of %s would mean nothing; the error is raised",
+                name,
+            )
+            step = Raise(error=error, reason=Reason.POLICY)
+        if isinstance(step, Retry):
+            failure = step.failure
+            logger.debug(
+                "%s: attempt %d on %s failed (%s); next one in %.3f s",
+                self.otr_facts().name,
+                machine.retries,
+                failure.server,
+                failure.reason,
+                step.delay,
+            )
+        elif isinstance(step, Raise):
+            self._gave_up(machine, step)
+        return step
+
+    def _gave_up(self, machine: RetryMachine, step: Raise) -> None:
+        history = machine.history
+        # The error's traceback holds this object: without this, error and history would keep each other alive.
+        self.otr_machine = None
+        attach(step.error, history)
+        if machine.total_retries:
+            logger.info(
+                "%s gave up (%s) after %d attempts: %s",
+                self.otr_facts().name,
+                step.reason,
+                len(history),
+                "; ".join(
+                    f"{a.server or 'no server'} {a.failure.reason}, {a.duration:.3f} s" for a in history[-10:]
+                ),
+            )
