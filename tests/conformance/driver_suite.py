@@ -85,7 +85,8 @@ class Run:
     outcomes: dict[str, str] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
-    spans: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
+    """How many operations otel_retry ran, errors it judged, spans it made."""
     logged: list[str] = field(default_factory=list)
     problem: str | None = None
 
@@ -186,14 +187,16 @@ class Runner:
             )
             status = self._wait(process, started + TIME_LIMIT)
             run.seconds = time.monotonic() - started
-        _read(report, run)
+        reached = _read(report, run)
         if status is None:
-            run.problem = f"hung: ended after {TIME_LIMIT:.0f} s{run.problem or ''}"
+            run.problem = f"hung: ended after {TIME_LIMIT:.0f} s in {reached}"
+        elif reached:
+            run.problem = f"pytest ended with status {status} in {reached}"
         elif status not in {0, 1}:  # 0: all passed, 1: some failed; all else is no verdict on the tests
-            last = output.read_text(encoding="utf-8").strip().rpartition("\n")[2]
-            run.problem = f"pytest ended with status {status}{run.problem or ''}: {last}"
+            run.problem = f"pytest ended with status {status}"
         if run.problem:
-            run.problem += f" (see {output.relative_to(ROOT)})"
+            last = output.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+            run.problem += f": {last} (see {output.relative_to(ROOT)})"
         return run
 
     def _variables(self, configuration: Configuration, report: Path) -> dict[str, str]:
@@ -218,24 +221,24 @@ class Runner:
                     return None
 
 
-def _read(report: Path, run: Run) -> None:
-    """Fill `run` from the plugin's report; a report with no end says which test was running."""
-    running, finished = "", False
+def _read(report: Path, run: Run) -> str:
+    """Fill `run` from the plugin's report; answers where the run stopped, if it did not come to its end."""
+    reached = "the preparation"
     lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
     for facts in map(json.loads, lines):
         if "started" in facts:
-            running = facts["started"]
-        elif "test" in facts:
+            reached = facts["started"]
+        elif "finished" in facts:
+            run.seen, run.logged = facts["seen"], facts["logged"]
+            reached = ""
+        else:
             test = facts["test"]
             run.durations[test] = run.durations.get(test, 0.0) + facts.get("seconds", 0.0)
             if run.outcomes.get(test) != "fail":  # a teardown may fail after the test passed
                 run.outcomes[test] = facts["outcome"]
-                run.errors.update({test: facts["error"]} if facts["outcome"] == "fail" else {})
-        elif "finished" in facts:
-            finished = True
-            run.spans, run.logged = facts["spans"], facts["logged"]
-    if not finished:
-        run.problem = f" in {running}" if running else " before the first test"
+            if facts["outcome"] == "fail":
+                run.errors[test] = facts["error"]
+    return reached
 
 
 def compare(without: Run, with_: Run) -> list[Difference]:
@@ -258,9 +261,7 @@ def judge(module: str, pair: dict[Configuration, Run], runner: Runner, version: 
     for difference in differences:
         difference.verdict = "not a loss"
     if pair["without"].problem or pair["with"].problem:
-        for difference in suspects:
-            difference.verdict = "no verdict: the module's run did not end by itself"
-        return differences
+        return []  # one of them did not come to its end, which is said elsewhere and a failure by itself
     if suspects:
         tests = [difference.test for difference in suspects]
         print(f"running {len(tests)} of {_short(module)} again, alone", flush=True)
@@ -334,7 +335,8 @@ def print_differences(differences: list[Difference]) -> None:
     for difference in differences:
         print(f"  {difference.test}\n    {difference.without} -> {difference.with_}: {difference.verdict}")
         if difference.loss and difference.error:
-            print(f"    {difference.error.strip().rpartition(chr(10))[2]}")
+            said = [line for line in difference.error.splitlines() if line.startswith("E  ")]
+            print(f"    {said[0][4:].strip() if said else difference.error.strip()}"[:300])
 
 
 def _short(module: str) -> str:
@@ -385,8 +387,13 @@ def main() -> int:
         f"{_short(run.module)} {run.configuration}: {run.problem}" for run in everything if run.problem
     ]
     losses = sum(difference.loss for difference in differences)
-    spans = sum(run.spans for run in everything)
-    print(f"\n{losses} lost, {spans} spans made, {time.monotonic() - started:.0f} s")
+    seen = sum((Counter(run.seen) for run in everything), Counter[str]())
+    if not seen["errors"]:
+        problems.append("otel_retry judged not one error: this run proves nothing")
+    print(
+        f"\notel_retry saw {seen['operations']} operations and {seen['errors']} errors, made {seen['spans']} spans"
+    )
+    print(f"{losses} tests lost, {time.monotonic() - started:.0f} s")
     for problem in problems:
         print(f"FAILED {problem}")
     if options.json:

@@ -1,5 +1,5 @@
-"""A pytest plugin for PyMongo's own suite: it switches otel_retry on before the suite is imported and
-records each test's outcome, line by line, so that a killed run still tells what it had reached.
+"""A pytest plugin for PyMongo's own suite: it switches otel_retry on before the suite is imported, records each
+test's outcome line by line, so that a killed run still tells what it had reached, and proves which loop ran.
 
 `driver_suite.py` loads it with `-p suite_plugin`, in both configurations. It runs in an environment that
 knows nothing of this repository's `tests` package, so it imports nothing from there.
@@ -7,20 +7,24 @@ knows nothing of this repository's `tests` package, so it imports nothing from t
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pymongo.asynchronous.mongo_client
+import pymongo.common
 import pymongo.synchronous.mongo_client
 import pytest
 
 POLICY = os.environ.get("OTEL_RETRY_CONFORMANCE_POLICY")
 REPORT = Path(os.environ["OTEL_RETRY_CONFORMANCE_REPORT"])
 VACUOUS = 70  # exit status: what ran is not what was asked for
+HALVES = (pymongo.synchronous.mongo_client, pymongo.asynchronous.mongo_client)
 
 
 @pytest.hookimpl(tryfirst=True)  # before test/conftest.py, hence before the suite makes its first client
@@ -29,6 +33,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     for client in (pymongo.MongoClient, pymongo.AsyncMongoClient):
         client.HOST = os.environ["DB_IP"]
         client.PORT = int(os.environ["DB_PORT"])
+    # A retry after code 91 waits for the next heartbeat, and a read from a secondary, where one node has none, for
+    # the whole timeout. With the defaults of 10 and 30 s half of the suite's time would go there.
+    pymongo.common.HEARTBEAT_FREQUENCY = 1
+    pymongo.common.SERVER_SELECTION_TIMEOUT = 8
     early_config.pluginmanager.register(Recorder(Engine(POLICY) if POLICY else None))
 
 
@@ -46,7 +54,7 @@ class Recorder:
         self._write(started=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        # A phase that merely went well says nothing, nor does a subtest: the test's own report follows.
+        # A setup or teardown that went well says nothing, nor does a subtest: the test's own report follows.
         if report.failed or (not hasattr(report, "context") and (report.when == "call" or report.skipped)):
             self._write(
                 test=report.nodeid,
@@ -60,58 +68,64 @@ class Recorder:
             self._write(test=report.nodeid, outcome=_outcome(report), error=report.longreprtext)
 
     def pytest_sessionfinish(self) -> None:
-        seams = [
-            flavour._ClientConnectionRetryable.__module__
-            for flavour in (pymongo.synchronous.mongo_client, pymongo.asynchronous.mongo_client)
-        ]
-        self._write(
-            finished=True,
-            pymongo=pymongo.version,
-            pymongo_file=pymongo.__file__,
-            seams=seams,
-            spans=self._engine.spans if self._engine else 0,
-            logged=self._engine.logged if self._engine else [],
-        )
+        loops = [half._ClientConnectionRetryable.__module__ for half in HALVES]
+        seen = self._engine.seen if self._engine else Counter()
+        self._write(finished=True, seen=dict(seen), logged=self._engine.logged if self._engine else [])
         self._file.close()
         if Path(pymongo.__file__).is_relative_to(Path.cwd()):
             pytest.exit(f"the sdist's PyMongo was imported: {pymongo.__file__}", returncode=VACUOUS)
-        if not all(seam.startswith("otel_retry") == bool(self._engine) for seam in seams):
+        if not all(loop.startswith("otel_retry.") == bool(self._engine) for loop in loops):
             wanted = f"policy {POLICY}" if self._engine else "no plugin"
-            pytest.exit(f"{wanted} was asked for, but the retry loops are {seams}", returncode=VACUOUS)
-        if self._engine and not self._engine.spans:
+            pytest.exit(f"{wanted} was asked for, but the retry loops are {loops}", returncode=VACUOUS)
+        if self._engine and not seen["operations"]:
             pytest.exit("the plugin was on, yet no operation went through it", returncode=VACUOUS)
 
 
 class Engine:
-    """otel_retry, switched on with real providers, so that the code which makes spans and metrics runs too."""
+    """otel_retry, switched on, and counted: operations that it ran, errors that it judged, spans that it made.
+
+    There are real providers, as in an application, so that the code which makes spans and metrics runs too.
+    """
 
     def __init__(self, policy: str) -> None:
+        from opentelemetry import metrics, trace
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
         from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
         import otel_retry
 
-        self.spans = 0
-        self.logged: list[str] = []  # a plugin that fell back or dropped an observer says so in its log
-        engine = self
+        seen = self.seen = Counter[str]()
+        logged = self.logged = list[str]()  # where it falls back or drops an observer, it says so
 
-        class Counter(SpanProcessor):
+        class Spans(SpanProcessor):
             def on_end(self, span: Any) -> None:
-                engine.spans += 1
+                seen["spans"] += 1
 
         class Log(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                engine.logged.append(f"{record.levelname} {record.name}: {record.getMessage()}")
+                logged.append(f"{record.levelname} {record.name}: {record.getMessage()}")
 
         logging.getLogger("otel_retry").addHandler(Log(logging.WARNING))
         tracer_provider = TracerProvider()
-        tracer_provider.add_span_processor(Counter())
-        otel_retry.instrument(
-            policy=policy,
-            tracer_provider=tracer_provider,
-            meter_provider=MeterProvider([InMemoryMetricReader()]),
-        )
+        tracer_provider.add_span_processor(Spans())
+        trace.set_tracer_provider(tracer_provider)
+        metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
+        otel_retry.instrument(policy=policy)
+        for half in HALVES:
+            _count(half._ClientConnectionRetryable, "run", seen, "operations")
+            _count(half._ClientConnectionRetryable, "failed", seen, "errors")
+
+
+def _count(cls: Any, method: str, seen: Counter[str], what: str) -> None:
+    original = getattr(cls, method)
+
+    @functools.wraps(original)
+    def counted(*args: Any) -> Any:
+        seen[what] += 1
+        return original(*args)  # for an async method a coroutine, which the caller awaits
+
+    setattr(cls, method, counted)
 
 
 def _outcome(report: pytest.TestReport | pytest.CollectReport) -> str:
