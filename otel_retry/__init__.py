@@ -3,7 +3,7 @@
 from otel_retry.config import SettingError
 from otel_retry.events import Attempt, Failure, Kind, OperationKind, Phase, Reason
 from otel_retry.history import attempts
-from otel_retry.instrumentor import budget, instrument, instrument_client, uninstrument
+from otel_retry.instrumentor import budget, instrument, instrument_client, setup_otlp, uninstrument
 from otel_retry.policy import RULES, RetryContext, RetryDecision, RetryPolicy
 from otel_retry.version import __version__
 
@@ -24,5 +24,6 @@ __all__ = [
     "budget",
     "instrument",
     "instrument_client",
+    "setup_otlp",
     "uninstrument",
 ]

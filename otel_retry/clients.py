@@ -6,8 +6,10 @@ a bucket by accident. Nothing here keeps a client alive.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import threading
 import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
     from otel_retry.config import Settings
     from otel_retry.policy import RetryPolicy, Rules
+    from otel_retry.pymongo.listener import CommandEvents
+    from otel_retry.telemetry import Telemetry
+    from otel_retry.telemetry.pools import PoolListener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +36,35 @@ class ClientOptions:
     retry_writes_explicit: bool
     max_adaptive_retries: int
     overload_retargeting: bool
+    name: str
+    traces_itself: bool
+    """PyMongo's own tracing is on for this client: ours steps back."""
 
 
 class ClientState:
     """What one client's operations need, resolved once."""
 
-    __slots__ = ("budget", "decides", "jitter", "policy", "retry_reads", "retry_writes", "rules", "settings")
+    __slots__ = (
+        "budget",
+        "commands",
+        "decides",
+        "jitter",
+        "name",
+        "number",
+        "policy",
+        "pools",
+        "retry_reads",
+        "retry_writes",
+        "rules",
+        "settings",
+        "telemetry",
+    )
 
-    def __init__(self, *, settings: Settings, options: ClientOptions) -> None:
+    def __init__(self, *, settings: Settings, options: ClientOptions, number: int) -> None:
         self.settings = settings
+        self.number = number
+        self.name = f"{options.name}-{number}"
+        """Tells clients apart in metrics; numbers are used again, so there are never more names than clients."""
         self.policy: RetryPolicy = settings.policy
         self.decides = not isinstance(self.policy, DriverPolicy)
         """False: PyMongo's own loop decides and otel_retry only watches."""
@@ -50,6 +75,10 @@ class ClientState:
             options.retry_writes_explicit or not self.rules.needs_explicit_retry_writes
         )
         self.jitter: Callable[[], float] = _jitter
+        self.telemetry: Telemetry | None = None
+        self.commands: CommandEvents | None = None
+        """The listener, once there was something to listen for."""
+        self.pools: PoolListener | None = None
 
 
 def _jitter() -> float:
@@ -69,11 +98,17 @@ def _resolve(rules: Rules, options: ClientOptions) -> Rules:
 class ClientRegistry:
     """All instrumented clients. Invariant: an entry lives exactly as long as its client."""
 
-    def __init__(self, options_of: Callable[[Any], ClientOptions]) -> None:
+    def __init__(
+        self,
+        options_of: Callable[[Any], ClientOptions],
+        equip: Callable[[Any, ClientState, ClientOptions], None],
+    ) -> None:
         self._options_of = options_of
+        self._equip = equip
         self._states: dict[int, ClientState] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._default: Settings | None = None
+        self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -94,16 +129,34 @@ class ClientRegistry:
             state = self.adopt(client, self._default)
         return state
 
+    def states(self) -> list[ClientState]:
+        return list(self._states.values())
+
     def adopt(self, client: Any, settings: Settings) -> ClientState:
         key = id(client)
-        state = ClientState(settings=settings, options=self._options_of(client))
-        self._references[key] = weakref.ref(client, lambda _: self._forget(key))
-        # Two threads may adopt one client at once: the first one's bucket is everybody's.
-        return self._states.setdefault(key, state)
+        with self._lock:
+            # Two threads may come with one client at once: the first one's bucket is everybody's.
+            state = self._states.get(key)
+            if state is None:
+                options = self._options_of(client)
+                state = ClientState(settings=settings, options=options, number=self._free_number())
+                self._equip(client, state, options)
+                self._references[key] = weakref.ref(client, lambda _: self._forget(key))
+                self._states[key] = state
+            return state
+
+    def _free_number(self) -> int:
+        taken = {state.number for state in self._states.values()}
+        return next(number for number in itertools.count(1) if number not in taken)
 
     def replace(self, client: Any, settings: Settings) -> ClientState:
         self._forget(id(client))
         return self.adopt(client, settings)
+
+    def clients(self) -> list[tuple[Any, ClientState]]:
+        """Those that are still there."""
+        found = [(reference(), self._states.get(key)) for key, reference in list(self._references.items())]
+        return [(client, state) for client, state in found if client is not None and state is not None]
 
     def clear(self) -> None:
         self._default = None
@@ -115,6 +168,9 @@ class ClientRegistry:
         self._references.pop(key, None)
 
     def _after_fork(self) -> None:
+        self._lock = threading.RLock()
         for state in list(self._states.values()):
             if state.budget is not None:
                 state.budget.renew_lock()
+            if state.pools is not None:
+                state.pools.renew_lock()

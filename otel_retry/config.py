@@ -17,6 +17,11 @@ from otel_retry.policy import RULES, RetryPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from otel_retry.telemetry.hooks import Hook
+
+
+_STATEMENT_LENGTH = 1024
+
 
 class SettingError(ValueError):
     """A setting has a value that it cannot take. The message says which, what, and what is possible."""
@@ -37,7 +42,47 @@ def parse_policy(value: object) -> RetryPolicy:
     return POLICIES[value.strip().lower()]()
 
 
-def setting(variable: str, parse: Callable[[object], Any], help_: str, **default: Any) -> Any:
+def parse_bool(value: object) -> bool:
+    """As MongoDB's specification spells it, and what people write beside it."""
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word in {"1", "true", "yes", "on"}:
+        return True
+    if word in {"0", "false", "no", "off"}:
+        return False
+    raise SettingError("it takes true or false")
+
+
+def parse_length(value: object) -> int:
+    """A number of characters or of things: 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise SettingError("it takes a whole number, 0 or more")
+    try:
+        number = int(value)
+    except ValueError:
+        raise SettingError("it takes a whole number, 0 or more") from None
+    if number < 0:
+        raise SettingError("it takes a whole number, 0 or more")
+    return number
+
+
+def parse_hook(value: object) -> Hook:
+    if not callable(value):
+        raise SettingError("it takes a function of a span and a PyMongo event")
+    return value
+
+
+def parse_provider(method: str) -> Callable[[object], Any]:
+    def parse(value: object) -> Any:
+        if not hasattr(value, method):
+            raise SettingError(f"it takes an OpenTelemetry provider, something with a {method}()")
+        return value
+
+    return parse
+
+
+def setting(variable: str | None, parse: Callable[[object], Any], help_: str, **default: Any) -> Any:
     """A field of `Settings` that knows its environment variable."""
     return field(**default, metadata={"variable": variable, "parse": parse, "help": help_})
 
@@ -51,6 +96,46 @@ class Settings:
         parse_policy,
         "who decides on retries",
         default_factory=BackpressurePolicy,
+    )
+    enabled: bool = setting(
+        "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED",
+        parse_bool,
+        "spans and metrics; the policy holds either way",
+        default=True,
+    )
+    metrics: bool = setting("OTEL_RETRY_METRICS", parse_bool, "metrics", default=True)
+    query_text_max_length: int = setting(
+        "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH",
+        parse_length,
+        "the longest `db.query.text`, in characters; 0: no such attribute",
+        default=0,
+    )
+    query_text_raw: bool = setting(
+        "OTEL_RETRY_QUERY_TEXT_RAW",
+        parse_bool,
+        "keep the values in `db.query.text` and the servers' own words in errors, instead of `?`",
+        default=False,
+    )
+    max_collections: int = setting(
+        "OTEL_RETRY_MAX_COLLECTIONS",
+        parse_length,
+        "how many collections metrics tell apart for each client; those beyond are `_other`",
+        default=200,
+    )
+    capture_statement: bool = setting(
+        None,
+        parse_bool,
+        "as in opentelemetry-instrumentation-pymongo: `db.query.text` of up to 1,024 characters",
+        default=False,
+    )
+    request_hook: Hook | None = setting(None, parse_hook, "called when a command was sent", default=None)
+    response_hook: Hook | None = setting(None, parse_hook, "called when a command succeeded", default=None)
+    failed_hook: Hook | None = setting(None, parse_hook, "called when a command failed", default=None)
+    tracer_provider: Any = setting(
+        None, parse_provider("get_tracer"), "where spans go; the global one otherwise", default=None
+    )
+    meter_provider: Any = setting(
+        None, parse_provider("get_meter"), "where metrics go; the global one otherwise", default=None
     )
 
     @classmethod
@@ -80,7 +165,7 @@ class Settings:
         for name, item in known.items():
             variable = item.metadata["variable"]
             source, value = f"option {name}", given.get(name)
-            if value is None and environment.get(variable, "").strip():
+            if value is None and variable is not None and environment.get(variable, "").strip():
                 source, value = variable, environment[variable]
             if value is None:
                 continue
@@ -88,4 +173,18 @@ class Settings:
                 values[name] = item.metadata["parse"](value)
             except SettingError as error:
                 complain(f"{source} is {value!r}: {error}")
+        if values.get("capture_statement"):
+            values.setdefault("query_text_max_length", _STATEMENT_LENGTH)
         return cls(**values)
+
+
+def otlp_protocol(signal: str, environment: Mapping[str, str] | None = None) -> str:
+    """`grpc` or `http/protobuf`, by OpenTelemetry's own variables; grpc where they say nothing, as in the distro."""
+    environment = os.environ if environment is None else environment
+    for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        value = environment.get(variable, "").strip()
+        if value in {"grpc", "http/protobuf"}:
+            return value
+        if value:
+            raise SettingError(f"{variable} is {value!r}: it takes grpc or http/protobuf")
+    return "grpc"

@@ -17,6 +17,7 @@ from otel_retry.machine import Ignore, OperationFacts, Raise, Retry, RetryMachin
 if TYPE_CHECKING:
     from otel_retry.clients import ClientState
     from otel_retry.events import Failure
+    from otel_retry.telemetry.spans import OperationTrace
 
 
 class OperationExecution:
@@ -27,6 +28,7 @@ class OperationExecution:
     otr_attempt_started: float
     """When the first attempt of the command at hand began; later ones the machine knows itself."""
     otr_machine: RetryMachine | None
+    otr_trace: OperationTrace | None
 
     @property
     def otr_decides(self) -> bool:
@@ -83,7 +85,8 @@ class OperationExecution:
                 jitter=state.jitter,
                 attempt_started=self.otr_attempt_started,
             )
-        step = machine.attempt_failed(self.otr_failure(error), self.otr_situation(now))
+        failure = self.otr_failure(error)
+        step = machine.attempt_failed(failure, self.otr_situation(now))
         if isinstance(step, Ignore) and not self.otr_can_ignore():
             name = self.otr_facts().name
             warn_once(
@@ -92,8 +95,8 @@ class OperationExecution:
                 name,
             )
             step = Raise(error=error, reason=Reason.POLICY)
+        self._tell(failure, step)
         if isinstance(step, Retry):
-            failure = step.failure
             logger.debug(
                 "%s: attempt %d on %s failed (%s); next one in %.3f s",
                 self.otr_facts().name,
@@ -105,6 +108,19 @@ class OperationExecution:
         elif isinstance(step, Raise):
             self._gave_up(machine, step)
         return step
+
+    def _tell(self, failure: Failure, step: Step) -> None:
+        trace = self.otr_trace
+        if trace is None:
+            return
+        try:
+            if isinstance(step, Retry):
+                budget = cast("ClientState", self.otr_state).budget
+                trace.retrying(failure, delay=step.delay, tokens=None if budget is None else budget.tokens)
+            elif isinstance(step, Raise):
+                trace.gave_up(failure, step.reason)
+        except Exception:
+            warn_once("trace", "otel_retry failed to report an attempt", exc_info=True)
 
     def _gave_up(self, machine: RetryMachine, step: Raise) -> None:
         history = machine.history

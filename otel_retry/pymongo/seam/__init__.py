@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_retry.clients import ClientOptions
-from otel_retry.pymongo.seam import older
+from otel_retry.pymongo.seam import older, transactions
+from otel_retry.pymongo.seam.listening import stop_listening
 from otel_retry.pymongo.seam.operation import operation_class
 from otel_retry.pymongo.seam.shape import Shape, UnknownShape, check
 
 if TYPE_CHECKING:
     from otel_retry.clients import ClientRegistry
 
-__all__ = ["Seam", "Shape", "UnknownShape", "check", "options_of"]
+__all__ = ["Seam", "Shape", "UnknownShape", "check", "options_of", "stop_listening"]
 
 _DEFAULT_ADAPTIVE_RETRIES = 2
 
@@ -38,6 +39,7 @@ class Seam:
         shape = check()
         replacements: list[tuple[Any, str, Any]] = list(older.patches(shape, self._registry))
         for half in shape.halves:
+            replacements.extend(transactions.patches(half, self._registry))
             cls = operation_class(half, self._registry)
             if not shape.shared_operation_id:
                 cls = older.identified(cls, is_async=half.is_async)
@@ -61,4 +63,14 @@ def options_of(client: Any) -> ClientOptions:
         retry_writes_explicit=bool(given.get("retrywrites", given.get("retryWrites", False))),
         max_adaptive_retries=getattr(options, "max_adaptive_retries", _DEFAULT_ADAPTIVE_RETRIES),
         overload_retargeting=bool(getattr(options, "enable_overload_retargeting", False)),
+        name=options.pool_options.appname or "client",
+        traces_itself=_traces_itself(options),
     )
+
+
+def _traces_itself(options: Any) -> bool:
+    """No released PyMongo has tracing of its own yet; the one that comes has a client option of this name."""
+    tracing = getattr(options, "tracing", None)
+    if isinstance(tracing, dict):
+        return bool(tracing.get("enabled"))
+    return bool(getattr(tracing, "enabled", tracing))

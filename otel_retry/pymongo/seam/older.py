@@ -12,27 +12,36 @@ import functools
 import importlib
 import inspect
 import time
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pymongo import _csot, monitoring
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.message import _randint
+from pymongo.synchronous.collection import Collection
+from pymongo.synchronous.database import Database
 
 from otel_retry.drivers import run, run_async
-from otel_retry.events import Failure, OperationKind, Phase
+from otel_retry.events import Failure, OperationKind, Phase, Reason
 from otel_retry.execution import OperationExecution
 from otel_retry.history import attempts
 from otel_retry.machine import OperationFacts, Raise, Retry, Situation, Step
 from otel_retry.pymongo.classify import classify
 from otel_retry.pymongo.seam import waiting
+from otel_retry.pymongo.seam.listening import listen
 from otel_retry.pymongo.seam.operation import address_of
+from otel_retry.pymongo.seam.transactions import transaction_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from otel_retry.clients import ClientRegistry, ClientState
+    from otel_retry.pymongo.seam.namespace import Namespace
     from otel_retry.pymongo.seam.shape import Half, Shape
+    from otel_retry.telemetry.spans import OperationTrace
 
 # The methods that check out a connection by themselves, innermost first: repeating one repeats one command.
 # (module, class, method, operation, kind)
@@ -72,6 +81,47 @@ class BypassingOperation(OperationExecution):
         self._transaction_state = None if session is None else session._transaction.state
         self.server: Any = None
         self.deprioritised: list[Any] = []
+        self.otr_trace = None
+
+    @contextmanager
+    def under_way(self, namespace: Namespace) -> Iterator[None]:
+        """For the time of the call: known to server selection and to listeners, and a span if there is telemetry."""
+        here = _under_way.set(self)
+        identity = _operation_id.set(_randint())
+        trace = self.otr_trace = self._observe(namespace)
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            _operation_id.reset(identity)
+            _under_way.reset(here)
+            if trace is not None:
+                self._observed(trace, error)
+            del error  # its traceback holds this frame
+
+    def _observe(self, namespace: Namespace) -> OperationTrace | None:
+        telemetry = self.otr_state.telemetry
+        if telemetry is None:
+            return None
+        trace = telemetry.start(
+            "runCommand" if self._kind is OperationKind.RUN_COMMAND else self._name,
+            *namespace,
+            parent=transaction_context(self._session),
+            operation_id=_operation_id.get(),
+        )
+        if trace is not None and trace.recording and self.otr_state.commands is None:
+            listen(self._client, self.otr_state, telemetry)
+        return trace
+
+    def _observed(self, trace: OperationTrace, error: BaseException | None) -> None:
+        if self.server is not None:
+            trace.address = self.server.description.address
+        if isinstance(error, Exception) and not self.otr_decides:
+            trace.gave_up(self.otr_failure(error), Reason.NOT_RETRYABLE)
+        trace.end(error)
 
     def failed(self, error: Exception) -> Step:
         if attempts(error):
@@ -173,13 +223,22 @@ class Bypass:
     kind: OperationKind
     client_of: Callable[[Any], Any]
 
+    def namespace(self, target: Any, args: tuple[Any, ...]) -> Namespace:
+        if isinstance(target, (Collection, AsyncCollection)):
+            return target.database.name, target.name
+        named = getattr(args[0], "name", args[0]) if args else None
+        if isinstance(target, (Database, AsyncDatabase)):
+            is_drop = self.kind is not OperationKind.RUN_COMMAND and isinstance(named, str)
+            return target.name, named if is_drop else None
+        return named if isinstance(named, str) else None, None
+
     def begin(
         self, cls: type[BypassingOperation], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """None: nothing of ours to do here."""
         client = self.client_of(target)
         state = self.registry.of(client)
-        if state is None or not state.decides or _under_way.get() is not None:
+        if state is None or _under_way.get() is not None:
             return None
         session = kwargs.get("session") or next((a for a in args if hasattr(a, "in_transaction")), None)
         name = self.name
@@ -195,13 +254,10 @@ def _repeating(original: Any, bypass: Bypass) -> Any:
         operation = bypass.begin(SyncBypassingOperation, self, args, kwargs)
         if operation is None:
             return original(self, *args, **kwargs)
-        token = _under_way.set(operation)
-        identity = _operation_id.set(_randint())
-        try:
+        with operation.under_way(bypass.namespace(self, args)):
+            if not operation.otr_decides:
+                return original(self, *args, **kwargs)
             return run(operation, functools.partial(original, self, *args, **kwargs), waiting.sleep)
-        finally:
-            _operation_id.reset(identity)
-            _under_way.reset(token)
 
     return method
 
@@ -212,15 +268,12 @@ def _repeating_async(original: Any, bypass: Bypass) -> Any:
         operation = bypass.begin(AsyncBypassingOperation, self, args, kwargs)
         if operation is None:
             return await original(self, *args, **kwargs)
-        token = _under_way.set(operation)
-        identity = _operation_id.set(_randint())
-        try:
+        with operation.under_way(bypass.namespace(self, args)):
+            if not operation.otr_decides:
+                return await original(self, *args, **kwargs)
             return await run_async(
                 operation, functools.partial(original, self, *args, **kwargs), waiting.sleep_async
             )
-        finally:
-            _operation_id.reset(identity)
-            _under_way.reset(token)
 
     return method
 

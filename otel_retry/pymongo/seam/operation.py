@@ -12,18 +12,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pymongo import _csot
+from pymongo.message import _randint
 
 from otel_retry.drivers import run, run_async
-from otel_retry.events import RETRYABLE_ERROR, Failure, OperationKind, Phase
+from otel_retry.events import RETRYABLE_ERROR, Failure, OperationKind, Phase, Reason
 from otel_retry.execution import OperationExecution
+from otel_retry.logs import warn_once
 from otel_retry.machine import OperationFacts, Retry, Situation
 from otel_retry.pymongo.classify import classify
 from otel_retry.pymongo.seam import waiting
 from otel_retry.pymongo.seam.bulk import ObservedBulks, PerCommand
+from otel_retry.pymongo.seam.listening import listen
+from otel_retry.pymongo.seam.namespace import namespace_of
+from otel_retry.pymongo.seam.transactions import transaction_context
 
 if TYPE_CHECKING:
     from otel_retry.clients import ClientRegistry, ClientState
     from otel_retry.pymongo.seam.shape import Half
+    from otel_retry.telemetry.spans import OperationTrace
 
 _TRANSACTION_ENDS = frozenset({"commitTransaction", "abortTransaction"})
 
@@ -56,10 +62,67 @@ class RetriedOperation(OperationExecution):
     _is_read: bool
     _last_error: Any
     _operation: Any
+    _operation_id: int | None
     _retryable: Any
     _retrying: bool
     _server: Any
     _session: Any
+
+    # Class attributes, so that an operation of a client that is not instrumented costs nothing more.
+    otr_state: ClientState | None = None
+    otr_trace: OperationTrace | None = None
+    otr_pending: tuple[Failure, float] | None = None
+    """Under policy `driver`: the last failure, until it is clear whether another attempt follows."""
+
+    def otr_observe(self, state: ClientState) -> OperationTrace | None:
+        telemetry = state.telemetry
+        if telemetry is None:
+            return None
+        try:
+            database, collection = namespace_of(self._func, self._bulk)
+        except Exception:
+            warn_once("namespace", "otel_retry failed to find an operation's namespace", exc_info=True)
+            database = collection = None
+        trace = telemetry.start(
+            self.otr_display_name(),
+            database,
+            collection,
+            parent=transaction_context(self._session),
+            operation_id=self._operation_id,
+        )
+        if trace is not None and trace.recording and state.commands is None:
+            listen(self._client, state, telemetry)
+            if self._operation_id is None:
+                self._operation_id = trace.operation_id = _randint()
+        return trace
+
+    def otr_observed(self, trace: OperationTrace, error: BaseException | None) -> None:
+        server = self._server
+        if server is not None:
+            trace.address = server.description.address
+        if error is not None and self.otr_pending is not None:
+            failure, _ = self.otr_pending
+            trace.gave_up(failure, Reason.LIMIT if trace.retries else Reason.NOT_RETRYABLE)
+        trace.end(error)
+
+    def otr_driver_attempt(self) -> None:
+        """PyMongo's own loop begins an attempt; if one failed before, it was retried."""
+        if self.otr_pending is not None and self.otr_trace is not None:
+            failure, failed = self.otr_pending
+            self.otr_pending = None
+            self.otr_trace.retrying(failure, delay=max(0.0, time.monotonic() - failed), tokens=None)
+
+    def otr_driver_failure(self, error: Exception) -> None:
+        if self.otr_trace is not None:
+            self.otr_pending = (self.otr_failure(error), time.monotonic())
+
+    def otr_display_name(self) -> str:
+        name = self.otr_name()
+        if self._bulk is not None and name == "insert" and any(kind for kind, _ in self._bulk.ops):
+            return "bulkWrite"  # PyMongo calls every bulk write of a collection an insert
+        if getattr(self, "_is_run_command", False) and name != "dropDatabase":
+            return "runCommand"
+        return name
 
     def otr_begin(self, bulks: ObservedBulks) -> None:
         self.otr_machine = None
@@ -92,6 +155,8 @@ class RetriedOperation(OperationExecution):
             machine.command_succeeded(now)
         else:
             self.otr_deposit_first_success()
+        if self.otr_trace is not None:
+            self.otr_trace.command_done()
 
     def succeeded(self) -> None:
         if self._bulk is None:  # a bulk write has deposited for each of its commands already
@@ -125,6 +190,8 @@ class RetriedOperation(OperationExecution):
         server = self._server
         if server is None:
             return classify(error, phase=Phase.SELECTION)
+        if self.otr_trace is not None:
+            self.otr_trace.address = server.description.address
         phase = Phase.SENT if entered(self._func, error) else Phase.CONNECTION
         return classify(error, phase=phase, server=address_of(server))
 
@@ -230,10 +297,28 @@ def operation_class(half: Half, registry: ClientRegistry) -> type[Any]:
     return _async_class(base, registry, bulks) if half.is_async else _sync_class(base, registry, bulks)
 
 
-def _sync_class(base: Any, registry: ClientRegistry, bulks: ObservedBulks) -> type[Any]:
+def _sync_class(  # noqa: C901 - a whole class, method by method
+    base: Any, registry: ClientRegistry, bulks: ObservedBulks
+) -> type[Any]:
     class RetriedClientOperation(RetriedOperation, base):  # type: ignore[misc]
         def run(self) -> Any:
-            self.otr_state = registry.of(self._client)
+            state = self.otr_state = registry.of(self._client)
+            if state is None:
+                return base.run(self)
+            trace = self.otr_trace = self.otr_observe(state)
+            if trace is None:
+                return self.otr_run()
+            error: BaseException | None = None
+            try:
+                return self.otr_run()
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                self.otr_observed(trace, error)
+                del error  # its traceback holds this frame
+
+        def otr_run(self) -> Any:
             if not self.otr_decides:
                 return base.run(self)
             self.otr_begin(bulks)
@@ -249,16 +334,23 @@ def _sync_class(base: Any, registry: ClientRegistry, bulks: ObservedBulks) -> ty
                 del error  # its traceback holds this frame
 
         def _read(self) -> Any:
-            return self.otr_attempts(base._read) if self.otr_decides else base._read(self)
+            return self.otr_attempts(base._read)
 
         def _write(self) -> Any:
-            return self.otr_attempts(base._write) if self.otr_decides else base._write(self)
+            return self.otr_attempts(base._write)
 
         def otr_attempts(self, attempt: Any) -> Any:
+            if self.otr_decides:
+                try:
+                    return run(self, partial(attempt, self), waiting.sleep)
+                except Exception as error:
+                    raise Envelope(error) from None
+            self.otr_driver_attempt()
             try:
-                return run(self, partial(attempt, self), waiting.sleep)
+                return attempt(self)
             except Exception as error:
-                raise Envelope(error) from None
+                self.otr_driver_failure(error)
+                raise
 
         def prepare(self, step: Retry) -> None:
             if self.otr_restore(step):
@@ -267,10 +359,28 @@ def _sync_class(base: Any, registry: ClientRegistry, bulks: ObservedBulks) -> ty
     return RetriedClientOperation
 
 
-def _async_class(base: Any, registry: ClientRegistry, bulks: ObservedBulks) -> type[Any]:
+def _async_class(  # noqa: C901 - a whole class, method by method
+    base: Any, registry: ClientRegistry, bulks: ObservedBulks
+) -> type[Any]:
     class AsyncRetriedClientOperation(RetriedOperation, base):  # type: ignore[misc]
         async def run(self) -> Any:
-            self.otr_state = registry.of(self._client)
+            state = self.otr_state = registry.of(self._client)
+            if state is None:
+                return await base.run(self)
+            trace = self.otr_trace = self.otr_observe(state)
+            if trace is None:
+                return await self.otr_run()
+            error: BaseException | None = None
+            try:
+                return await self.otr_run()
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                self.otr_observed(trace, error)
+                del error  # its traceback holds this frame
+
+        async def otr_run(self) -> Any:
             if not self.otr_decides:
                 return await base.run(self)
             self.otr_begin(bulks)
@@ -286,16 +396,23 @@ def _async_class(base: Any, registry: ClientRegistry, bulks: ObservedBulks) -> t
                 del error  # its traceback holds this frame
 
         async def _read(self) -> Any:
-            return await (self.otr_attempts(base._read) if self.otr_decides else base._read(self))
+            return await self.otr_attempts(base._read)
 
         async def _write(self) -> Any:
-            return await (self.otr_attempts(base._write) if self.otr_decides else base._write(self))
+            return await self.otr_attempts(base._write)
 
         async def otr_attempts(self, attempt: Any) -> Any:
+            if self.otr_decides:
+                try:
+                    return await run_async(self, partial(attempt, self), waiting.sleep_async)
+                except Exception as error:
+                    raise Envelope(error) from None
+            self.otr_driver_attempt()
             try:
-                return await run_async(self, partial(attempt, self), waiting.sleep_async)
+                return await attempt(self)
             except Exception as error:
-                raise Envelope(error) from None
+                self.otr_driver_failure(error)
+                raise
 
         async def prepare(self, step: Retry) -> None:
             if self.otr_restore(step):

@@ -52,8 +52,7 @@ class Half:
     is_async: bool
     mongo_client: ModuleType
     operation: type[Any]
-    bulk: type[Any]
-    client_bulk: type[Any]
+    session: type[Any]
 
     @property
     def name(self) -> str:
@@ -106,22 +105,20 @@ def _check_half(*, is_async: bool) -> Half:
     client = _need(mongo_client, "AsyncMongoClient" if is_async else "MongoClient")
     if _CLASS not in _code_of(_need(client, "_retry_internal")).co_names:
         raise UnknownShape(f"{client.__name__}._retry_internal no longer makes a {_CLASS}")
-    return Half(
-        is_async=is_async,
-        mongo_client=mongo_client,
-        operation=operation,
-        bulk=_check_bulk(_need(_module(f"{package}.bulk"), "_AsyncBulk" if is_async else "_Bulk")),
-        client_bulk=_check_bulk(
-            _need(_module(f"{package}.client_bulk"), "_AsyncClientBulk" if is_async else "_ClientBulk")
-        ),
+    for module, bulk in (("bulk", "Bulk"), ("client_bulk", "ClientBulk")):
+        _check_bulk(_need(_module(f"{package}.{module}"), f"_Async{bulk}" if is_async else f"_{bulk}"))
+    session = _need(
+        _module(f"{package}.client_session"), "AsyncClientSession" if is_async else "ClientSession"
     )
+    for method in ("start_transaction", "commit_transaction", "abort_transaction", "_unpin"):
+        _need(session, method)
+    return Half(is_async=is_async, mongo_client=mongo_client, operation=operation, session=session)
 
 
-def _check_bulk(bulk: type[Any]) -> type[Any]:
+def _check_bulk(bulk: type[Any]) -> None:
     """A bulk write says that one of its commands is done by setting `retrying` to False."""
     if "retrying" not in _need(bulk, "_execute_command").__code__.co_names or hasattr(bulk, "retrying"):
         raise UnknownShape(f"{bulk.__name__} no longer keeps `retrying` on the instance")
-    return bulk
 
 
 def _code_of(function: Any) -> Any:

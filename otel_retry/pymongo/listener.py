@@ -1,0 +1,97 @@
+"""The CommandListener: started, succeeded and failed of each command, told to the operation that sent it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from pymongo.monitoring import CommandListener
+
+from otel_retry import semconv
+from otel_retry.logs import warn_once
+from otel_retry.telemetry.spans import OperationTrace, collection_of, current_trace
+
+if TYPE_CHECKING:
+    from otel_retry.telemetry import Telemetry
+
+_orphan: ContextVar[OperationTrace | None] = ContextVar("otel_retry_orphan", default=None)
+
+
+class CommandEvents(CommandListener):
+    """One client's command events. PyMongo prints what a listener raises, so nothing may be raised here.
+
+    Some commands are sent outside of any operation: killCursors, endSessions, a getMore on a pinned connection, an
+    unacknowledged bulk write. They get an operation span of their own, so that the tree looks the same everywhere.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def started(self, event: Any) -> None:
+        try:
+            trace = self._trace()
+            if trace is None:
+                trace = self._adopt(event)
+            if trace is not None:
+                trace.command_started(event)
+        except Exception:
+            self._complain()
+
+    def succeeded(self, event: Any) -> None:
+        try:
+            trace = self._trace()
+            if trace is not None:
+                trace.command_succeeded(event)
+            else:
+                orphan = _orphan.get()
+                if orphan is not None:
+                    orphan.command_succeeded(event)
+                    self._release(orphan, None)
+        except Exception:
+            self._complain()
+
+    def failed(self, event: Any) -> None:
+        try:
+            trace = self._trace()
+            if trace is not None:
+                trace.command_failed(event)
+            else:
+                orphan = _orphan.get()
+                if orphan is not None:
+                    orphan.command_failed(event)
+                    self._release(orphan, RuntimeError(event.command_name))
+        except Exception:
+            self._complain()
+
+    def _trace(self) -> OperationTrace | None:
+        trace = current_trace()
+        return trace if trace is not None and trace.telemetry is self._telemetry else None
+
+    def _adopt(self, event: Any) -> OperationTrace | None:
+        left = _orphan.get()
+        if left is not None:
+            self._release(left, None)  # its command was cancelled, and nobody was told
+        name = event.command_name
+        if name.lower() in semconv.SENSITIVE_COMMANDS:
+            return None
+        database = event.database_name
+        trace = self._telemetry.start(
+            name,
+            database,
+            collection_of(name, database, event.command),
+            operation_id=event.operation_id,
+            ambient=False,
+        )
+        if trace is not None:
+            trace.address = event.connection_id
+            _orphan.set(trace)
+        return trace
+
+    @staticmethod
+    def _release(orphan: OperationTrace, error: BaseException | None) -> None:
+        _orphan.set(None)
+        orphan.end(error)
+
+    @staticmethod
+    def _complain() -> None:
+        warn_once("listener", "otel_retry failed to report a command", exc_info=True)

@@ -1,0 +1,72 @@
+"""Listeners for clients that exist already: PyMongo copies its listeners when a client is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_retry.pymongo.listener import CommandEvents
+from otel_retry.telemetry.pools import PoolListener
+
+if TYPE_CHECKING:
+    from otel_retry.clients import ClientState
+    from otel_retry.telemetry import Telemetry
+
+_COMMANDS = ("_EventListeners__command_listeners", "_EventListeners__enabled_for_commands")
+_POOLS = ("_EventListeners__cmap_listeners", "_EventListeners__enabled_for_cmap")
+
+
+def listen(client: Any, state: ClientState, telemetry: Telemetry) -> None:
+    """From the first operation whose span is recorded: until then nobody would hear."""
+    if state.commands is None:
+        state.commands = CommandEvents(telemetry)
+        _add(client._event_listeners, _COMMANDS, state.commands)
+    listen_to_pool_events(client, state, telemetry)
+
+
+def listen_to_pool_events(client: Any, state: ClientState, telemetry: Telemetry) -> None:
+    """For metrics of pools, and for the number of the connection that a command span names."""
+    if state.pools is not None:
+        return
+    options = client.options.pool_options
+    state.pools = PoolListener(
+        client=state.name,
+        instruments=telemetry.instruments,
+        minimum=options.min_pool_size,
+        maximum=options.max_pool_size,
+    )
+    _add(client._event_listeners, _POOLS, state.pools)
+    _publish(client, wanted=True)
+
+
+def stop_listening(client: Any, state: ClientState) -> None:
+    """Leaves the client as it was built."""
+    listeners = (state.commands, state.pools)
+    events = client._event_listeners
+    for registered, enabled in (_COMMANDS, _POOLS):
+        remaining = [
+            each for each in getattr(events, registered) if not any(each is one for one in listeners)
+        ]
+        setattr(events, registered, remaining)
+        setattr(events, enabled, bool(remaining))
+    _publish(client, wanted=events.enabled_for_cmap)
+
+
+def _add(events: Any, where: tuple[str, str], listener: Any) -> None:
+    registered, enabled = where
+    # A new list: another thread may be going through the old one.
+    setattr(events, registered, [*getattr(events, registered), listener])
+    setattr(events, enabled, True)
+
+
+def _publish(client: Any, *, wanted: bool) -> None:
+    """Pools that are open already have looked once whether anybody listens; they are told to look again."""
+    topology = client._topology
+    for server in list(getattr(topology, "_servers", {}).values()):
+        pool = server.pool
+        telemetry = getattr(pool, "_telemetry", None)
+        if telemetry is not None:
+            telemetry._should_publish = wanted
+            continue
+        pool.enabled_for_cmap = wanted
+        for connection in list(pool.conns):
+            connection.enabled_for_cmap = wanted

@@ -1,0 +1,118 @@
+"""The span of a transaction: begins with start_transaction, holds the operations, ends with commit or abort.
+
+It is kept on the session, as PyMongo keeps the transaction itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled
+from opentelemetry.trace import SpanKind, Status, StatusCode, get_current_span, set_span_in_context
+
+from otel_retry import semconv
+from otel_retry.logs import warn_once
+from otel_retry.telemetry.errors import error_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from opentelemetry.context import Context
+
+    from otel_retry.clients import ClientRegistry
+    from otel_retry.pymongo.seam.shape import Half
+
+_CONTEXT = "_otel_retry_transaction"
+_ATTRIBUTES = {semconv.DB_SYSTEM: semconv.MONGODB}
+
+
+def transaction_context(session: Any) -> Context | None:
+    """Where the operations of this session's transaction belong. A commit that is tried again still does."""
+    if session is None:
+        return None
+    context: Context | None = session.__dict__.get(_CONTEXT)
+    return context if context is not None and session.in_transaction else None
+
+
+def patches(half: Half, registry: ClientRegistry) -> Iterator[tuple[Any, str, Any]]:
+    session = half.session
+    start, finish = (_starting_async, _finishing_async) if half.is_async else (_starting, _finishing)
+    yield session, "start_transaction", start(session.__dict__["start_transaction"], registry)
+    for method in ("commit_transaction", "abort_transaction"):
+        yield session, method, finish(session.__dict__[method])
+
+
+def _begin(session: Any, registry: ClientRegistry) -> None:
+    session.__dict__.pop(_CONTEXT, None)
+    try:
+        state = registry.of(session.client)
+        telemetry = None if state is None else state.telemetry
+        if telemetry is None or telemetry.tracer is None or not is_instrumentation_enabled():
+            return
+        span = telemetry.tracer.start_span(semconv.TRANSACTION_SPAN, None, SpanKind.CLIENT, _ATTRIBUTES)
+        if span.is_recording():
+            session.__dict__[_CONTEXT] = set_span_in_context(span)
+    except Exception:
+        warn_once("transaction", "otel_retry failed to start a transaction span", exc_info=True)
+
+
+def _end(session: Any, error: BaseException | None) -> None:
+    context = session.__dict__.get(_CONTEXT)
+    if context is None:
+        return
+    try:
+        span = get_current_span(context)
+        if error is not None and span.is_recording():
+            span.set_status(Status(StatusCode.ERROR, error_type(error)))
+        span.end()
+    except Exception:
+        warn_once("transaction", "otel_retry failed to end a transaction span", exc_info=True)
+
+
+def _starting(original: Any, registry: ClientRegistry) -> Any:
+    @functools.wraps(original)
+    def start_transaction(self: Any, *args: Any, **kwargs: Any) -> Any:
+        started = original(self, *args, **kwargs)
+        _begin(self, registry)
+        return started
+
+    return start_transaction
+
+
+def _starting_async(original: Any, registry: ClientRegistry) -> Any:
+    @functools.wraps(original)
+    async def start_transaction(self: Any, *args: Any, **kwargs: Any) -> Any:
+        started = await original(self, *args, **kwargs)
+        _begin(self, registry)
+        return started
+
+    return start_transaction
+
+
+def _finishing(original: Any) -> Any:
+    @functools.wraps(original)
+    def finish(self: Any) -> Any:
+        try:
+            done = original(self)
+        except BaseException as error:
+            _end(self, error)
+            raise
+        _end(self, None)
+        return done
+
+    return finish
+
+
+def _finishing_async(original: Any) -> Any:
+    @functools.wraps(original)
+    async def finish(self: Any) -> Any:
+        try:
+            done = await original(self)
+        except BaseException as error:
+            _end(self, error)
+            raise
+        _end(self, None)
+        return done
+
+    return finish

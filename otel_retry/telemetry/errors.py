@@ -1,0 +1,49 @@
+"""What spans may say of an error. Server messages quote documents, so unless raw text was asked for they stay out:
+the type, the code and where it was raised are enough to find it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from pymongo.errors import ConnectionFailure, NotPrimaryError
+
+from otel_retry import semconv
+
+LONGEST_MESSAGE = 1024
+LONGEST_STACK = 8192
+_LONGEST_CODE_NAME = 64
+
+
+def error_type(error: BaseException) -> str:
+    return type(error).__name__
+
+
+def message_of(error: BaseException, *, raw: bool) -> str:
+    if raw:
+        return str(error)[:LONGEST_MESSAGE]
+    details = getattr(error, "details", None)
+    if isinstance(details, dict):
+        name = details.get("codeName")
+        code = details.get("code")
+        said = name[:_LONGEST_CODE_NAME] if isinstance(name, str) and name.isalnum() else error_type(error)
+        return f"{said} (code {code})" if isinstance(code, int) else said
+    if isinstance(error, ConnectionFailure) and not isinstance(error, NotPrimaryError):
+        return str(error)[:LONGEST_MESSAGE]  # host, port and timeouts
+    return error_type(error)
+
+
+def exception_attributes(error: BaseException, *, raw: bool) -> dict[str, Any]:
+    """MongoDB's specification wants these on the span itself; the exception event has the same."""
+    message = message_of(error, raw=raw)
+    # Not traceback.format_exception: its last line is the error's own text.
+    stack = "".join(traceback.format_tb(error.__traceback__, limit=-20))
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    return {
+        semconv.EXCEPTION_TYPE: kind,
+        semconv.EXCEPTION_MESSAGE: message,
+        semconv.EXCEPTION_STACKTRACE: f"Traceback (most recent call last):\n{stack}{kind}: {message}"[
+            -LONGEST_STACK:
+        ],
+    }

@@ -1,0 +1,150 @@
+"""Span names and attribute sets, built once for each operation and namespace and then handed out as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from otel_retry import semconv
+
+# PyMongo's names of operations where MongoDB's specification has others.
+_OPERATION_NAMES = {
+    "create": "createCollection",
+    "drop": "dropCollection",
+    "rename": "renameCollection",
+    "dropSearchIndexes": "dropSearchIndex",
+}
+
+MOST_NAMES = 2000
+"""Entries kept before all are forgotten: a program with more namespaces than that pays for building them again."""
+
+
+class OperationNames:
+    """All that is the same for every run of one operation on one namespace."""
+
+    __slots__ = (
+        "_cache",
+        "attributes",
+        "collection",
+        "database",
+        "metric_collection",
+        "operation",
+        "summary",
+    )
+
+    def __init__(
+        self,
+        operation: str,
+        database: str | None,
+        collection: str | None,
+        policy: str,
+        metric_collection: str | None,
+    ) -> None:
+        self.operation = _OPERATION_NAMES.get(operation, operation)
+        self.database = database
+        self.collection = collection
+        self.metric_collection = metric_collection
+        self.summary = summarise(self.operation, database, collection)
+        self.attributes: dict[str, Any] = {
+            semconv.DB_SYSTEM: semconv.MONGODB,
+            **namespace_attributes(database, collection),
+            semconv.DB_OPERATION: self.operation,
+            semconv.DB_OPERATION_SUMMARY: self.summary,
+            semconv.RETRY_POLICY: policy,
+        }
+        self._cache: dict[Any, dict[str, Any]] = {}
+
+    def command_attributes(
+        self, command: str, database: str | None, collection: str | None, address: tuple[str, int | None]
+    ) -> dict[str, Any]:
+        """What is the same for every sending of one command to one server; the caller copies it."""
+        key = (command, database, collection, address)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = {
+                semconv.DB_SYSTEM: semconv.MONGODB,
+                semconv.DB_COMMAND: command,
+                **namespace_attributes(database, collection),
+                semconv.DB_QUERY_SUMMARY: summarise(command, database, collection),
+                **server_attributes(address),
+                semconv.NETWORK_TRANSPORT: "unix" if address[1] is None else "tcp",
+            }
+            self._bound()
+        return found
+
+    def metric_attributes(
+        self, address: tuple[str, int | None] | None, error_type: str | None
+    ) -> dict[str, Any]:
+        key = (address, error_type)
+        found = self._cache.get(key)
+        if found is None:
+            found = {
+                semconv.DB_SYSTEM: semconv.MONGODB,
+                semconv.DB_OPERATION: self.operation,
+                **namespace_attributes(self.database, self.metric_collection),
+            }
+            if address is not None:
+                found.update(server_attributes(address))
+            if error_type is not None:
+                found[semconv.ERROR_TYPE] = error_type
+            self._cache[key] = found
+            self._bound()
+        return found
+
+    def _bound(self) -> None:
+        if len(self._cache) > MOST_NAMES:
+            self._cache.clear()
+
+
+class Naming:
+    """The cache of names of one client's operations. Metrics tell `most_collections` collections apart."""
+
+    __slots__ = ("_collections", "_known", "_most_collections", "_policy")
+
+    def __init__(self, *, policy: str, most_collections: int) -> None:
+        self._policy = policy
+        self._most_collections = most_collections
+        self._known: dict[tuple[str, str | None, str | None], OperationNames] = {}
+        self._collections: set[tuple[str | None, str]] = set()
+
+    def of(self, operation: str, database: str | None, collection: str | None) -> OperationNames:
+        key = (operation, database, collection)
+        names = self._known.get(key)
+        if names is None:
+            if len(self._known) >= MOST_NAMES:
+                self._known.clear()
+            names = self._known[key] = OperationNames(
+                operation, database, collection, self._policy, self._metric_collection(database, collection)
+            )
+        return names
+
+    def _metric_collection(self, database: str | None, collection: str | None) -> str | None:
+        if collection is None or (database, collection) in self._collections:
+            return collection
+        if len(self._collections) >= self._most_collections:
+            return semconv.OTHER
+        self._collections.add((database, collection))
+        return collection
+
+
+def summarise(name: str, database: str | None, collection: str | None) -> str:
+    """`find db.coll`, `listDatabases admin`: an operation's span name, a command's summary."""
+    if database is None:
+        return name
+    return f"{name} {database}.{collection}" if collection is not None else f"{name} {database}"
+
+
+def namespace_attributes(database: str | None, collection: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if database is not None:
+        found[semconv.DB_NAMESPACE] = database
+    if collection is not None:
+        found[semconv.DB_COLLECTION] = collection
+    return found
+
+
+def server_attributes(address: tuple[str, int | None]) -> dict[str, Any]:
+    host, port = address
+    found: dict[str, Any] = {semconv.SERVER_ADDRESS: host}
+    if port is not None:
+        found[semconv.SERVER_PORT] = port
+    return found
