@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from otel_retry.pymongo.listener import CommandEvents
     from otel_retry.telemetry import Telemetry
     from otel_retry.telemetry.pools import PoolListener
+    from otel_retry.testing import Faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class ClientState:
         "budget",
         "commands",
         "decides",
+        "faults",
         "jitter",
         "name",
         "number",
@@ -79,6 +81,8 @@ class ClientState:
         self.commands: CommandEvents | None = None
         """The listener, once there was something to listen for."""
         self.pools: PoolListener | None = None
+        self.faults: Faults | None = None
+        """Errors to raise in the place of attempts: `otel_retry.testing` puts them here."""
 
 
 def _jitter() -> float:

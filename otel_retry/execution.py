@@ -68,6 +68,10 @@ class OperationExecution:
         """The empty result that stands for success; only called when `otr_can_ignore` said yes."""
         return None
 
+    def otr_already_applied(self, error: Exception) -> bool:  # noqa: ARG002
+        """Whether this error of a retry is proof that an attempt before it succeeded."""
+        return False
+
     def otr_can_ignore(self) -> bool:
         """Whether an empty result means something for this operation."""
         return False
@@ -86,6 +90,10 @@ class OperationExecution:
                 attempt_started=self.otr_attempt_started,
             )
         failure = self.otr_failure(error)
+        if self.otr_already_applied(error):
+            step: Step = machine.found_applied(failure, now)
+            self._tell(failure, step)
+            return step
         step = machine.attempt_failed(failure, self.otr_situation(now))
         if isinstance(step, Ignore) and not self.otr_can_ignore():
             name = self.otr_facts().name
@@ -119,6 +127,8 @@ class OperationExecution:
                 trace.retrying(failure, delay=step.delay, tokens=None if budget is None else budget.tokens)
             elif isinstance(step, Raise):
                 trace.gave_up(failure, step.reason)
+            else:
+                trace.ignored(failure, applied=step.applied)
         except Exception:
             warn_once("trace", "otel_retry failed to report an attempt", exc_info=True)
 

@@ -74,6 +74,11 @@ def uninstrument() -> None:
     _registry.clear()
 
 
+def state_of(client: Any) -> ClientState | None:
+    """What is known of one client; None: it is not instrumented."""
+    return _registry.of(client)
+
+
 def budget(client: Any) -> TokenBucket | None:
     """The client's bucket: `tokens`, `capacity`. None where no bucket holds retries back."""
     state = _registry.of(client)

@@ -107,9 +107,13 @@ class Raise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignore:
-    """Report success with an empty result instead of `failure`."""
+    """Report success with an empty result instead of `failure`.
+
+    `applied`: it is a success indeed, of the attempt before, whose answer was lost.
+    """
 
     failure: Failure
+    applied: bool = False
 
 
 Step = Retry | Raise | Ignore
@@ -162,6 +166,19 @@ class RetryMachine:
     def history(self) -> tuple[Attempt, ...]:
         """All failed attempts of the operation, oldest first."""
         return tuple(self._history)
+
+    @property
+    def may_have_been_applied(self) -> bool:
+        """Whether an attempt before left it open if the server did something."""
+        before = self._history[len(self._history) - self.retries :]
+        return any(not attempt.failure.nothing_executed for attempt in before)
+
+    def found_applied(self, failure: Failure, now: float) -> Ignore:
+        """The retry shows that an attempt before it had been applied: this is the success of it."""
+        self.attempt_succeeded()
+        verdict = Ignore(failure=failure, applied=True)
+        self._record(failure, now, verdict)
+        return verdict
 
     @property
     def error(self) -> BaseException | None:

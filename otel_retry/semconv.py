@@ -65,6 +65,7 @@ RETRY_EVENT: Final = "mongodb.retry"
 # Outcomes of an operation; beside them the reasons why it gave up.
 FIRST_TRY: Final = "first_try"
 RETRIED: Final = "retried"
+IGNORED: Final = "ignored"
 
 # Metrics.
 OPERATION_DURATION: Final = "db.client.operation.duration"

@@ -148,6 +148,12 @@ class OperationTrace:
         self._attempt_failed(failure, time.perf_counter())
         self.outcome = reason.value
 
+    def ignored(self, failure: Failure, *, applied: bool) -> None:
+        """The last attempt failed, and the operation reports success all the same."""
+        self._attempt_failed(failure, time.perf_counter())
+        if not applied:
+            self.outcome = semconv.IGNORED
+
     def _attempt_failed(self, failure: Failure, now: float, *, retried: bool = False) -> None:
         if self.recording and not self._sent:
             self._show_attempt(failure, now)
@@ -211,7 +217,7 @@ class OperationTrace:
         now = time.perf_counter()
         outcome = self.outcome
         if error is None:
-            outcome = semconv.RETRIED if self.retries else semconv.FIRST_TRY
+            outcome = outcome or (semconv.RETRIED if self.retries else semconv.FIRST_TRY)
         elif outcome is None:
             outcome = Reason.NOT_RETRYABLE.value if isinstance(error, Exception) else Reason.CANCELLED.value
         if self.telemetry.instruments is not None:
@@ -240,14 +246,15 @@ class OperationTrace:
             self.names.metric_attributes(self.address, None if error is None else error_type(error)),
             self._context,
         )
-        if self.attempt > 1 and error is None:
+        if self.attempt > 1 and error is None and self.outcome is None:
             self._end_attempt(now, None)
-        if self.retries or error is not None:
+        failed = error is not None or outcome == semconv.IGNORED
+        if self.retries or failed:
             instruments.operation_ended(
                 operation=self.names.operation,
                 retries=self.retries,
                 outcome=outcome,
-                failed=error is not None,
+                failed=failed,
                 context=self._context,
             )
 

@@ -44,15 +44,15 @@ class RunnerError(Exception):
     """About the test or the runner, so never what an operation of the test was expected to raise."""
 
 
-class Mismatch(RunnerError):
+class MismatchError(RunnerError):
     """Something is not as the file expects."""
 
 
-class Unsupported(RunnerError):
+class UnsupportedError(RunnerError):
     """The file asks for what this runner does not know; the message names it."""
 
 
-class Removed(RunnerError):
+class RemovedError(RunnerError):
     """The file asks for an API that PyMongo 4 no longer has."""
 
 
@@ -69,7 +69,7 @@ def completed(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def only_known(what: str, document: Mapping[str, Any], known: set[str]) -> None:
     """Nothing that a file says may be passed over in silence: it could be an assertion."""
     if unknown := sorted(document.keys() - known):
-        raise Unsupported(f"{what} has {', '.join(unknown)}, which this runner does not know")
+        raise UnsupportedError(f"{what} has {', '.join(unknown)}, which this runner does not know")
 
 
 class SpanRecorder(SpanProcessor):
@@ -135,7 +135,7 @@ class EventRecorder(
         if kind is None:
             return events
         if kind not in _KINDS:
-            raise Unsupported(f"eventType {kind!r}")
+            raise UnsupportedError(f"eventType {kind!r}")
         return [event for event in events if isinstance(event, _KINDS[kind])]
 
     def _record(self, event: Any) -> None:
@@ -189,7 +189,7 @@ def event_class(name: str) -> type[Any]:
     spelled = {"topologyOpeningEvent": "TopologyOpenedEvent"}.get(name, name[:1].upper() + name[1:])
     found = getattr(monitoring, spelled, None)
     if found is None:
-        raise Unsupported(f"event {name!r}")
+        raise UnsupportedError(f"event {name!r}")
     return found
 
 
@@ -224,7 +224,7 @@ def event_problems(matcher: Matcher, expected: Mapping[str, Any], event: Any) ->
                 if (found := getattr(event, attribute)) != value:
                     yield f"{name}: {field} should be {value!r}, got {found!r}"
             case _:
-                raise Unsupported(f"{field} of {name}")
+                raise UnsupportedError(f"{field} of {name}")
 
 
 class SyncThread:
@@ -306,7 +306,7 @@ class Entities:
 
     def __init__(self, flavour: Flavour, uri: str, *, cluster_time: Any = None) -> None:
         self.flavour = flavour
-        self.matcher = Matcher(entity=lambda name: self.get(name), lsid=self.lsid)
+        self.matcher = Matcher(entity=self.get, lsid=self.lsid)
         self._uri = uri
         self._cluster_time = cluster_time
         self._entities: dict[str, tuple[str, Any]] = {}
@@ -317,7 +317,7 @@ class Entities:
 
     def add(self, name: str, kind: str, value: Any) -> None:
         if name in self._entities:
-            raise Unsupported(f"two entities named {name!r}")
+            raise UnsupportedError(f"two entities named {name!r}")
         self._entities[name] = (kind, value)
 
     def kind(self, name: str) -> str:
@@ -326,7 +326,7 @@ class Entities:
     def get(self, name: str, *kinds: str) -> Any:
         kind = self.kind(name)
         if kinds and kind not in kinds:
-            raise Unsupported(f"{name!r} should be a {' or '.join(kinds)} and is a {kind}")
+            raise UnsupportedError(f"{name!r} should be a {' or '.join(kinds)} and is a {kind}")
         return self._entities[name][1]
 
     def lsid(self, name: str) -> Any:
@@ -340,7 +340,7 @@ class Entities:
     def spans(self, client: str) -> SpanRecorder:
         self.get(client, "client")
         if client not in self._spans:
-            raise Unsupported(f"spans are expected of {client!r}, which has no observeTracingMessages")
+            raise UnsupportedError(f"spans are expected of {client!r}, which has no observeTracingMessages")
         return self._spans[client]
 
     def observed(self) -> dict[str, SpanRecorder]:
@@ -356,7 +356,7 @@ class Entities:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise Mismatch(f"{what}: not within {seconds:g} s")
+                raise MismatchError(f"{what}: not within {seconds:g} s")
             await self.sleep(0.01)
 
     async def create(self, entities: list[Mapping[str, Any]]) -> None:
@@ -364,7 +364,7 @@ class Entities:
             ((kind, spec),) = entity.items()
             maker = getattr(self, f"_create_{kind}", None)
             if maker is None:
-                raise Unsupported(f"entity {kind!r}")
+                raise UnsupportedError(f"entity {kind!r}")
             self.add(spec["id"], kind, await maker(spec))
 
     async def close(self) -> None:
@@ -492,7 +492,7 @@ class Entities:
                 options[keyword] = given.pop(name)
         options |= common_options(given)
         if options.pop("read_concern", None):
-            raise Unsupported("readConcern of a bucket")
+            raise UnsupportedError("readConcern of a bucket")
         kind = AsyncGridFSBucket if self.flavour.is_async else GridFSBucket
         return kind(self.get(spec["database"], "database"), **options)
 
@@ -501,7 +501,7 @@ class Entities:
         return AsyncThread() if self.flavour.is_async else SyncThread()
 
     def _unknown(self, name: str) -> NoReturn:
-        raise Unsupported(f"no entity is named {name!r}")
+        raise UnsupportedError(f"no entity is named {name!r}")
 
 
 def common_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,8 +73,9 @@ class Rig:
         self.deployment = deployment
         self.commands = ScriptedCommands()
         listeners = [self.commands, *options.pop("event_listeners", ())]
-        # A streaming monitor notices only twice a second that its check was called off; polling one is quicker.
-        options.setdefault("serverMonitoringMode", "poll")
+        # A streaming monitor notices only twice a second that its check was called off. One that polls checks at
+        # once when an operation needs a server; it needs no heartbeat for that, and is asleep when the test ends.
+        options = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 10_000, **options}
         self.client = mongo.client(uri, event_listeners=listeners, **options)
         self.database = self.client[database]
         self.collection = self.database[collection]
@@ -85,9 +86,9 @@ class Rig:
         self.commands.clear()
 
     async def settle(self) -> None:
-        """An AsyncMongoClient that is closed while its monitor connects leaves a socket open: let that end first."""
-        if self.mongo.is_async and not self.client.topology_description.has_known_servers:
-            await asyncio.sleep(0.1)
+        """An AsyncMongoClient that is closed while its monitor checks leaves a socket open: let that end first."""
+        if self.mongo.is_async:
+            await asyncio.sleep(0.03 if self.client.topology_description.has_known_servers else 0.1)
 
     async def data(self) -> list[Any]:
         return await listed(self.collection.find({}, sort=[("_id", 1)]))
@@ -135,6 +136,14 @@ class Rig:
     @property
     def bucket(self) -> Any:
         return (AsyncGridFSBucket if self.mongo.is_async else GridFSBucket)(self.database)
+
+
+async def until_known(client: Any, servers: int) -> None:
+    """Until the client has heard from that many servers."""
+    await resolve(client.admin.command("ping"))
+    async with asyncio.timeout(5):
+        while len(client.nodes) < servers:
+            await asyncio.sleep(0.005)
 
 
 class Operation(NamedTuple):

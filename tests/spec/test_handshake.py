@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pymongo
@@ -73,6 +74,7 @@ async def test_a_client_older_than_instrument_says_so_on_its_next_connection(
     await resolve(client.admin.command("ping"))
     server.clear()
     instrument()
+    time.sleep(0.01)  # longer than the connection may be idle
     await resolve(client.admin.command("ping"))
     await mongo.close()
     assert server.handshakes

@@ -21,7 +21,7 @@ import otel_retry
 from otel_retry.policies import BackpressurePolicy
 from tests.fakes.wire_server import error, sharded
 from tests.flavours import listed, resolve
-from tests.spec.rig import NETWORK, POLICIES, READS, SINGLE_RETRY, ids, server_error
+from tests.spec.rig import NETWORK, POLICIES, READS, SINGLE_RETRY, ids, server_error, until_known
 
 # Seed 000, "Retryable Error".
 SEED_CODES = (11600, 11602, 10107, 13435, 13436, 189, 91, 7, 6, 89, 9001)
@@ -379,12 +379,12 @@ async def test_a_deadline_ends_the_retries(rig, instrument, policy, given):
     assert otel_retry.attempts(raised.value)[-1].number > 3
 
 
-async def test_on_a_sharded_cluster_the_retry_prefers_another_mongos(mongo, instrument):
+async def test_on_a_sharded_cluster_the_retry_prefers_another_mongos(rig, instrument):
     """With scripted servers: there is no mongos to be had here."""
     instrument()
     with sharded(2) as (servers, uri):
-        client = mongo.client(uri)
-        await resolve(client.admin.command("ping"))
+        client = rig(uri).client
+        await until_known(client, 2)
         for _ in range(8):
             for server in servers:
                 server.clear()

@@ -73,6 +73,9 @@ def switch_on_and_off() -> None:
         otel_retry.instrument(policy="nonsense")
     except SettingError as error:
         assert_type(error, SettingError)
+    otel_retry.instrument(tracer_provider=None, meter_provider=None, metrics=False)
+    otel_retry.setup_otlp(service_name="shop")
+    otel_retry.setup_otlp("shop", policy=Mine())
     otel_retry.uninstrument()
 
 

@@ -7,8 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pymongo import MongoClient
 
 import otel_retry
 from otel_retry import instrumentor
@@ -17,6 +18,9 @@ from otel_retry.policies import POLICIES, BackpressurePolicy, CurrentPolicy, Onc
 from otel_retry.policy import RULES, RetryPolicy, Rules
 
 VARIABLE = "OTEL_RETRY_POLICY"
+
+# A busy machine is slow, and that is no failure.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Mine(RetryPolicy):
@@ -182,16 +186,11 @@ def test_forgiving_says_nothing_when_nothing_is_wrong(caplog):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("wrong", [{"policy": "nonsense"}, {"policy": "once", "unknown": 1}, {"policy": Mine}])
+@pytest.mark.parametrize(
+    "wrong", [{"policy": "nonsense"}, {"policy": "once", "unknown": 1}, {"policy": Mine}]
+)
 def test_instrument_with_a_wrong_value_changes_nothing(wrong):
-    class Client:
-        """Has the options that the registry looks at."""
-
-        class options:  # noqa: N801
-            _options: dict[str, Any] = {}  # noqa: RUF012
-            retry_reads = retry_writes = True
-
-    client = Client()
+    client = MongoClient("localhost:1", connect=False)
     with pytest.raises(SettingError):
         otel_retry.instrument(**wrong)
     assert not instrumentor._seam.installed
@@ -214,19 +213,130 @@ def test_settings_cannot_be_changed_afterwards():
         settings.policy = CurrentPolicy()
 
 
-def test_every_setting_knows_its_variable_and_explains_itself():
+BOOLEANS = ["enabled", "metrics", "query_text_raw", "capture_statement"]
+LENGTHS = ["query_text_max_length", "max_collections"]
+HOOKS = ["request_hook", "response_hook", "failed_hook"]
+PROVIDERS = {"tracer_provider": "get_tracer", "meter_provider": "get_meter"}
+VARIABLES = {item.name: item.metadata["variable"] for item in fields(Settings)}
+
+
+def test_every_setting_is_tested_here_and_explains_itself():
+    assert sorted(VARIABLES) == sorted(["policy", *BOOLEANS, *LENGTHS, *HOOKS, *PROVIDERS])
     for item in fields(Settings):
-        assert item.metadata["variable"].startswith("OTEL_")
         assert item.metadata["help"]
         assert callable(item.metadata["parse"])
 
 
 def test_no_two_settings_share_a_variable():
-    variables = [item.metadata["variable"] for item in fields(Settings)]
+    variables = [variable for variable in VARIABLES.values() if variable is not None]
 
     assert len(set(variables)) == len(variables)
+    assert all(variable.startswith("OTEL_") for variable in variables)
+    assert VARIABLES["policy"] == VARIABLE
+    assert VARIABLES["enabled"] == "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED"
+    assert VARIABLES["query_text_max_length"] == "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH"
 
 
+def test_the_defaults_trace_measure_and_show_no_data():
+    settings = load()
+
+    assert (settings.enabled, settings.metrics) == (True, True)
+    assert (settings.query_text_max_length, settings.query_text_raw) == (0, False)
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [(True, True), (False, False), ("true", True), (" TRUE ", True), ("1", True), ("on", True), ("yes", True)]
+    + [("false", False), ("0", False), ("Off", False), ("no", False), (1, True), (0, False)],
+)
+def test_a_switch_takes_what_people_write(name, value, meaning):
+    assert getattr(load(**{name: value}), name) is meaning
+    if isinstance(value, str) and VARIABLES[name]:
+        assert getattr(load({VARIABLES[name]: value}), name) is meaning
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize(("value", "meaning"), [(0, 0), (7, 7), ("7", 7), (" 12 ", 12), ("0", 0)])
+def test_a_length_takes_a_whole_number(name, value, meaning):
+    assert getattr(load(**{name: value}), name) == meaning
+    if isinstance(value, str):
+        assert getattr(load({VARIABLES[name]: value}), name) == meaning
+
+
+WRONG = [
+    *[(name, value, "true or false") for name in BOOLEANS for value in ("maybe", "2", 2, [], "")],
+    *[
+        (name, value, "whole number, 0 or more")
+        for name in LENGTHS
+        for value in (-1, "-1", "7.5", 7.5, "x", True, [])
+    ],
+    *[(name, value, "function") for name in HOOKS for value in (7, "print", [])],
+    *[(name, value, method) for name, method in PROVIDERS.items() for value in (7, "sdk", object)],
+]
+
+
+@pytest.mark.parametrize(("name", "value", "possible"), WRONG)
+def test_every_wrong_option_is_named_with_its_value_and_what_it_takes(name, value, possible):
+    with pytest.raises(SettingError) as caught:
+        load(**{name: value})
+
+    assert f"option {name}" in str(caught.value)
+    assert repr(value) in str(caught.value)
+    assert possible in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "possible"),
+    [
+        (name, value, possible)
+        for name, value, possible in WRONG
+        if VARIABLES[name] and isinstance(value, str) and value
+    ],
+)
+def test_every_wrong_variable_is_named_with_its_value_and_what_it_takes(name, value, possible, caplog):
+    environment = {VARIABLES[name]: value}
+    with pytest.raises(SettingError) as caught:
+        load(environment)
+
+    assert VARIABLES[name] in str(caught.value)
+    assert repr(value) in str(caught.value)
+    assert possible in str(caught.value)
+    forgiven = Settings.load({}, environment=environment, forgiving=True)
+    assert getattr(forgiven, name) == getattr(load(), name)
+    assert len(caplog.records) == 1
+
+
+def test_a_switch_switched_off_by_keyword_wins_over_the_variable_that_switches_it_on():
+    """False is given, not missing."""
+    assert load({VARIABLES["metrics"]: "true"}, metrics=False).metrics is False
+    assert load({VARIABLES["query_text_max_length"]: "9"}, query_text_max_length=0).query_text_max_length == 0
+
+
+def test_capture_statement_sets_a_length_where_none_is_given():
+    assert load(capture_statement=True).query_text_max_length == 1024
+    assert load(capture_statement=True, query_text_max_length=7).query_text_max_length == 7
+    assert load(capture_statement=False).query_text_max_length == 0
+
+
+@patient
+@given(
+    environment=st.dictionaries(
+        st.sampled_from([variable for variable in VARIABLES.values() if variable]),
+        st.one_of(st.text(), st.sampled_from([*POLICIES, "true", "0", "-1", "1e9", "9" * 4500])),
+    )
+)
+@example(environment={VARIABLES["max_collections"]: "９"})  # a digit, though not one of ours
+@example(environment={VARIABLES["max_collections"]: "9" * 4500})  # Python refuses to convert so many
+def test_any_environment_gives_settings_or_a_setting_error(environment):
+    try:
+        assert isinstance(load(environment), Settings)
+    except SettingError as error:
+        assert any(variable in str(error) for variable in environment)  # noqa: PT017
+    assert isinstance(Settings.load({}, environment=environment, forgiving=True), Settings)
+
+
+@patient
 @given(text=st.text())
 @example(text="\x00")
 @example(text="{policy}")
@@ -246,9 +356,17 @@ def test_any_text_in_the_variable_is_a_policy_or_a_setting_error(text):
     assert isinstance(Settings.load({}, environment={VARIABLE: text}, forgiving=True), Settings)
 
 
+@patient
 @given(
     value=st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.text()), st.just(object)
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(),
+        st.binary(),
+        st.lists(st.text()),
+        st.just(object),
     )
 )
 def test_any_value_of_the_keyword_is_a_policy_or_a_setting_error(value):

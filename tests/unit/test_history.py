@@ -153,7 +153,9 @@ def test_what_was_answered_stays_right_when_the_error_is_attached_elsewhere():
 def test_a_bulk_write_error_carries_the_history_and_keeps_its_details():
     details = {"writeErrors": [], "writeConcernErrors": [{"code": 91, "errmsg": "x"}], "nInserted": 2}
     first, error = AutoReconnect("lost"), BulkWriteError(details)
-    attach(error, (attempt(first, 1, kind=Kind.NETWORK), attempt(error, 1, code=65, decision="not_retryable")))
+    attach(
+        error, (attempt(first, 1, kind=Kind.NETWORK), attempt(error, 1, code=65, decision="not_retryable"))
+    )
 
     assert [one.error for one in attempts(error)] == [first, error]
     assert error.details is details
@@ -162,7 +164,9 @@ def test_a_bulk_write_error_carries_the_history_and_keeps_its_details():
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
-@pytest.mark.parametrize("error", [OperationFailure("x"), BulkWriteError({"nInserted": 0, "writeErrors": []})])
+@pytest.mark.parametrize(
+    "error", [OperationFailure("x"), BulkWriteError({"nInserted": 0, "writeErrors": []})]
+)
 def test_an_error_with_a_history_can_be_copied_and_pickled_as_without(duplicate, error):
     """Task queues send errors between processes."""
     duplicate(error)  # or it says nothing about ours
@@ -174,7 +178,9 @@ def test_an_error_with_a_history_can_be_copied_and_pickled_as_without(duplicate,
     assert str(copied) == str(error)
 
 
-@pytest.mark.xfail(strict=True, reason="defect: the placeholder for the error itself does not survive as the same object")
+@pytest.mark.xfail(
+    strict=True, reason="defect: the placeholder for the error itself does not survive as the same object"
+)
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_the_history_of_a_pickled_error_ends_with_that_error(duplicate):
     error = OperationFailure("x")

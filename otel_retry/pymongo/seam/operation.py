@@ -12,22 +12,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pymongo import _csot
+from pymongo.errors import DuplicateKeyError
 from pymongo.message import _randint
+from pymongo.read_preferences import make_read_preference, read_pref_mode_from_name
 
 from otel_retry.drivers import run, run_async
 from otel_retry.events import RETRYABLE_ERROR, Failure, OperationKind, Phase, Reason
 from otel_retry.execution import OperationExecution
+from otel_retry.idempotence import insert_is_recognisable, is_idempotent, vouched
 from otel_retry.logs import warn_once
 from otel_retry.machine import OperationFacts, Retry, Situation
 from otel_retry.pymongo.classify import classify
 from otel_retry.pymongo.seam import waiting
 from otel_retry.pymongo.seam.bulk import ObservedBulks, PerCommand
+from otel_retry.pymongo.seam.closures import closure, entered
+from otel_retry.pymongo.seam.ignoring import can_ignore, empty_result
 from otel_retry.pymongo.seam.listening import listen
 from otel_retry.pymongo.seam.namespace import namespace_of
+from otel_retry.pymongo.seam.statements import statements_of
 from otel_retry.pymongo.seam.transactions import transaction_context
 
 if TYPE_CHECKING:
     from otel_retry.clients import ClientRegistry, ClientState
+    from otel_retry.idempotence import Statement
     from otel_retry.pymongo.seam.shape import Half
     from otel_retry.telemetry.spans import OperationTrace
 
@@ -61,6 +68,8 @@ class RetriedOperation(OperationExecution):
     _func: Any
     _is_read: bool
     _last_error: Any
+    _read_pref: Any
+    _server_selector: Any
     _operation: Any
     _operation_id: int | None
     _retryable: Any
@@ -71,6 +80,8 @@ class RetriedOperation(OperationExecution):
     # Class attributes, so that an operation of a client that is not instrumented costs nothing more.
     otr_state: ClientState | None = None
     otr_trace: OperationTrace | None = None
+    otr_own_address = False
+    """The address was set by us, for a retry on the same host, and not by PyMongo for a cursor."""
     otr_pending: tuple[Failure, float] | None = None
     """Under policy `driver`: the last failure, until it is clear whether another attempt follows."""
 
@@ -202,10 +213,65 @@ class RetriedOperation(OperationExecution):
             now=now,
             remaining=_csot.remaining(),
             retryable=bool(self._retryable),
+            idempotent=self.otr_idempotent(),
             in_transaction=session is not None and session.in_transaction,
             acknowledged=getattr(write_concern, "acknowledged", True),
             sharded=self._client.topology_description.topology_type_name == "Sharded",
         )
+
+    def otr_idempotent(self) -> bool | None:
+        """The caller's word, or what the command itself says; a read that MongoDB repeats needs neither."""
+        said = vouched()
+        if said is not None:
+            return said
+        if self._retryable or self.otr_kind() is not OperationKind.WRITE:
+            return None
+        statements = statements_of(self._func, self._bulk, self.otr_name())
+        return is_idempotent(statements) or (len(statements) == 1 and self.otr_recognisable(statements[0]))
+
+    @staticmethod
+    def otr_recognisable(statement: Statement) -> bool:
+        return statement.verb == "insert" and insert_is_recognisable(statement.document)
+
+    def otr_already_applied(self, error: Exception) -> bool:
+        """A repeated insert met its own document: the attempt before, whose answer was lost, has done it."""
+        machine = self.otr_machine
+        if machine is None or not machine.may_have_been_applied or not isinstance(error, DuplicateKeyError):
+            return False
+        statements = statements_of(self._func, self._bulk, self.otr_name())
+        if len(statements) != 1 or not self.otr_recognisable(statements[0]):
+            return False
+        details = error.details or {}
+        return details.get("keyPattern") == {"_id": 1} and details.get("keyValue") == {
+            "_id": statements[0].document["_id"]
+        }
+
+    def otr_can_ignore(self) -> bool:
+        return can_ignore(self)
+
+    def otr_empty_result(self, *, is_async: bool) -> Any:
+        return empty_result(self, is_async=is_async, namespace=namespace_of(self._func, self._bulk))
+
+    def otr_aim(self, step: Retry) -> None:
+        """Same host, other read preference: what a policy may ask of the next attempt.
+
+        The same host only while the topology shows it usable, or the attempt would wait for a host that is gone.
+        """
+        if self.otr_own_address:
+            self._address = None
+            self.otr_own_address = False
+        session = self._session
+        if self._address is not None or (session is not None and session.in_transaction):
+            return
+        if step.same_host and self._server is not None:
+            address = self._server.description.address
+            seen = self._client.topology_description.server_descriptions().get(address)
+            usable = seen is not None and (seen.is_readable if self._is_read else seen.is_writable)
+            if usable:
+                self._address = address
+                self.otr_own_address = True
+        if step.read_preference is not None and self._is_read:
+            self._read_pref = self._server_selector = as_read_preference(step.read_preference)
 
     def otr_restore(self, step: Retry) -> bool:
         """Bring PyMongo's own state in order for the next attempt. True: the session must be unpinned too."""
@@ -223,6 +289,7 @@ class RetriedOperation(OperationExecution):
             forget_stale_error(self._func)
         if step.deprioritise and self._server is not None:
             self._deprioritized_servers = [*(self._deprioritized_servers or ()), self._server]
+        self.otr_aim(step)
         self._server = None
         session = self._session
         return session is not None and session.in_transaction and self._restore_transaction(failure)
@@ -251,38 +318,18 @@ class RetriedOperation(OperationExecution):
                 raise error
 
 
-def entered(func: Any, error: BaseException) -> bool:
-    """Whether `error` came out of `func`, that is, after a connection was there and a command may have been sent.
-
-    Read off the traceback when something failed, so that an operation that succeeds pays nothing for it.
-    """
-    code = getattr(getattr(func, "__func__", func), "__code__", None)
-    if code is None:
-        return True
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code is code:
-            return True
-        traceback = traceback.tb_next
-    return False
-
-
-def closure(func: Any, name: str) -> Any:
-    """A variable that PyMongo's callback closes over, or None."""
-    code = getattr(func, "__code__", None)
-    if code is None or name not in code.co_freevars:
-        return None
-    try:
-        return func.__closure__[code.co_freevars.index(name)].cell_contents
-    except ValueError:  # not assigned yet
-        return None
-
-
 def forget_stale_error(func: Any) -> None:
     """A client bulk write keeps the error of a failed attempt and would raise it after the retry succeeded."""
     result = closure(func, "full_result")
     if isinstance(result, dict) and result.get("error") is not None:
         result["error"] = None
+
+
+def as_read_preference(value: Any) -> Any:
+    """A policy may name a mode, so that it need not import PyMongo."""
+    if not isinstance(value, str):
+        return value
+    return make_read_preference(read_pref_mode_from_name(value), None)
 
 
 def address_of(server: Any) -> str:
@@ -341,6 +388,8 @@ def _sync_class(  # noqa: C901 - a whole class, method by method
 
         def otr_attempts(self, attempt: Any) -> Any:
             if self.otr_decides:
+                if self.otr_state.faults is not None:
+                    attempt = self.otr_state.faults.before(attempt, self.otr_name())
                 try:
                     return run(self, partial(attempt, self), waiting.sleep)
                 except Exception as error:
@@ -355,6 +404,9 @@ def _sync_class(  # noqa: C901 - a whole class, method by method
         def prepare(self, step: Retry) -> None:
             if self.otr_restore(step):
                 self._session._unpin()
+
+        def ignored(self) -> Any:
+            return self.otr_empty_result(is_async=False)
 
     return RetriedClientOperation
 
@@ -403,6 +455,8 @@ def _async_class(  # noqa: C901 - a whole class, method by method
 
         async def otr_attempts(self, attempt: Any) -> Any:
             if self.otr_decides:
+                if self.otr_state.faults is not None:
+                    attempt = self.otr_state.faults.before(attempt, self.otr_name())
                 try:
                     return await run_async(self, partial(attempt, self), waiting.sleep_async)
                 except Exception as error:
@@ -417,5 +471,8 @@ def _async_class(  # noqa: C901 - a whole class, method by method
         async def prepare(self, step: Retry) -> None:
             if self.otr_restore(step):
                 await self._session._unpin()
+
+        async def ignored(self) -> Any:
+            return self.otr_empty_result(is_async=True)
 
     return AsyncRetriedClientOperation
