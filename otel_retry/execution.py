@@ -124,7 +124,12 @@ class OperationExecution:
         try:
             if isinstance(step, Retry):
                 budget = cast("ClientState", self.otr_state).budget
-                trace.retrying(failure, delay=step.delay, tokens=None if budget is None else budget.tokens)
+                trace.retrying(
+                    failure,
+                    delay=step.delay,
+                    tokens=None if budget is None else budget.tokens,
+                    decision="retry" if step.same_host else "try_next_host",
+                )
             elif isinstance(step, Raise):
                 trace.gave_up(failure, step.reason)
             else:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
+from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure, ServerSelectionTimeoutError
 
 from otel_retry import instrumentor
 from otel_retry.pymongo.seam import waiting
@@ -56,6 +56,7 @@ class Faults:
             with self._lock:
                 self.attempts[index] += 1
                 error = self._next(operation)
+            execution.otr_scripted = error
             if error is not None:
                 raise error
             return attempt(execution)
@@ -71,7 +72,7 @@ class Faults:
 
 
 class Retries:
-    """What a test does with retries. Made by the fixture `retries` or by `testing()`."""
+    """What a test does with retries. Made by the fixture `retries` or by `instant_retries()`."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -108,16 +109,17 @@ class Retries:
     @staticmethod
     def connection_lost() -> AutoReconnect:
         """The connection broke."""
-        error = AutoReconnect("scripted: connection lost")
-        error._add_error_label("RetryableWriteError")
-        return error
+        return AutoReconnect("scripted: connection lost", {"errorLabels": ["RetryableWriteError"]})
 
     @staticmethod
     def timed_out() -> NetworkTimeout:
         """No answer came in time."""
-        error = NetworkTimeout("scripted: timed out")
-        error._add_error_label("RetryableWriteError")
-        return error
+        return NetworkTimeout("scripted: timed out", {"errorLabels": ["RetryableWriteError"]})
+
+    @staticmethod
+    def no_server() -> ServerSelectionTimeoutError:
+        """No suitable server was found in time."""
+        return ServerSelectionTimeoutError("scripted: no server")
 
     @staticmethod
     def server_error(code: int, *labels: str) -> OperationFailure:
@@ -139,8 +141,8 @@ class Retries:
 
 
 @contextmanager
-def testing(*, instant: bool = True, max_waits: int = 1000) -> Iterator[Retries]:
-    """Waits take no time (`instant`), and a loop that would never end is stopped after `max_waits` of them."""
+def instant_retries(*, max_waits: int = 1000) -> Iterator[Retries]:
+    """Waits take no time, and a loop that would never end is stopped after `max_waits` of them."""
     retries = Retries()
 
     def wait(seconds: float) -> None:
@@ -152,9 +154,8 @@ def testing(*, instant: bool = True, max_waits: int = 1000) -> Iterator[Retries]
         wait(seconds)
 
     with ExitStack() as stack:
-        if instant:
-            stack.enter_context(mock.patch.object(waiting, "sleep", wait))
-            stack.enter_context(mock.patch.object(waiting, "sleep_async", wait_async))
+        stack.enter_context(mock.patch.object(waiting, "sleep", wait))
+        stack.enter_context(mock.patch.object(waiting, "sleep_async", wait_async))
         stack.callback(retries.forget)
         yield retries
 
@@ -162,5 +163,5 @@ def testing(*, instant: bool = True, max_waits: int = 1000) -> Iterator[Retries]
 @pytest.fixture(name="retries")
 def retries_fixture() -> Iterator[Retries]:
     """Instant retries, scripted failures, and how often each operation was attempted."""
-    with testing() as retries:
+    with instant_retries() as retries:
         yield retries

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 class Telemetry:
     """What one client's operations report to."""
 
-    __slots__ = ("_naming", "hooks", "instruments", "query_text_max_length", "raw", "tracer")
+    __slots__ = ("_naming", "hooks", "instruments", "policy", "query_text_max_length", "raw", "tracer")
 
     def __init__(
         self, *, settings: Settings, tracer: Tracer | None, instruments: Instruments | None, policy: str
     ) -> None:
         self.tracer = tracer
+        self.policy = policy
         self.instruments = instruments
         self.query_text_max_length = settings.query_text_max_length
         self.raw = settings.query_text_raw

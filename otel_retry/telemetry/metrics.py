@@ -189,10 +189,10 @@ class Instruments:
         )
 
     def operation_retried(
-        self, *, operation: str, reason: str, delay: float, context: Context | None
+        self, *, operation: str, reason: str, policy: str, delay: float, context: Context | None
     ) -> None:
         attributes = {semconv.DB_OPERATION: operation, semconv.RETRY_REASON: reason}
-        self.retry_attempts.add(1, attributes, context)
+        self.retry_attempts.add(1, {**attributes, semconv.RETRY_POLICY: policy}, context)
         self.backoff.record(delay, attributes, context)
 
     def attempt_ended(
@@ -211,11 +211,26 @@ class Instruments:
         self.attempt_duration.record(seconds, attributes, context)
 
     def operation_ended(
-        self, *, operation: str, retries: int, outcome: str, failed: bool, context: Context | None
+        self,
+        *,
+        operation: str,
+        retries: int,
+        outcome: str,
+        policy: str,
+        failed: bool,
+        context: Context | None,
     ) -> None:
         if retries:
             self.retries.record(
                 retries, {semconv.DB_OPERATION: operation, semconv.RETRY_OUTCOME: outcome}, context
             )
         if failed:
-            self.gave_up.add(1, {semconv.DB_OPERATION: operation, semconv.RETRY_REASON: outcome}, context)
+            self.gave_up.add(
+                1,
+                {
+                    semconv.DB_OPERATION: operation,
+                    semconv.RETRY_REASON: outcome,
+                    semconv.RETRY_POLICY: policy,
+                },
+                context,
+            )

@@ -107,7 +107,9 @@ class OperationTrace:
 
     # What the seam tells.
 
-    def retrying(self, failure: Failure, *, delay: float, tokens: float | None) -> None:
+    def retrying(
+        self, failure: Failure, *, delay: float, tokens: float | None, decision: str = "try_next_host"
+    ) -> None:
         """An attempt failed and another one follows, after `delay` seconds."""
         now = time.perf_counter()
         self._attempt_failed(failure, now, retried=True)
@@ -117,6 +119,8 @@ class OperationTrace:
                 semconv.RETRY_ATTEMPT: self.attempt,
                 semconv.RETRY_REASON: failure.reason,
                 semconv.RETRY_DELAY: delay,
+                semconv.RETRY_DECISION: decision,
+                semconv.RETRY_POLICY: telemetry.policy,
                 semconv.ERROR_TYPE: error_type(failure.error),
             }
             if failure.server is not None:
@@ -126,7 +130,11 @@ class OperationTrace:
             self.span.add_event(semconv.RETRY_EVENT, attributes)
         if telemetry.instruments is not None:
             telemetry.instruments.operation_retried(
-                operation=self.names.operation, reason=failure.reason, delay=delay, context=self._context
+                operation=self.names.operation,
+                reason=failure.reason,
+                policy=telemetry.policy,
+                delay=delay,
+                context=self._context,
             )
         self.retries += 1
         self.attempt += 1
@@ -254,6 +262,7 @@ class OperationTrace:
                 operation=self.names.operation,
                 retries=self.retries,
                 outcome=outcome,
+                policy=self.telemetry.policy,
                 failed=failed,
                 context=self._context,
             )

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pymongo import _csot
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import DuplicateKeyError, ServerSelectionTimeoutError
 from pymongo.message import _randint
 from pymongo.read_preferences import make_read_preference, read_pref_mode_from_name
 
@@ -82,6 +82,8 @@ class RetriedOperation(OperationExecution):
     otr_trace: OperationTrace | None = None
     otr_own_address = False
     """The address was set by us, for a retry on the same host, and not by PyMongo for a cursor."""
+    otr_scripted: Exception | None = None
+    """The error that `otel_retry.testing` raised in the place of the attempt: it counts as one of a server."""
     otr_pending: tuple[Failure, float] | None = None
     """Under policy `driver`: the last failure, until it is clear whether another attempt follows."""
 
@@ -106,6 +108,11 @@ class RetriedOperation(OperationExecution):
             if self._operation_id is None:
                 self._operation_id = trace.operation_id = _randint()
         return trace
+
+    def otr_faulty(self, attempt: Any) -> Any:
+        """The attempt itself, unless a test has scripted failures for this client."""
+        faults = cast("ClientState", self.otr_state).faults
+        return attempt if faults is None else faults.before(attempt, self.otr_name())
 
     def otr_observed(self, trace: OperationTrace, error: BaseException | None) -> None:
         server = self._server
@@ -199,6 +206,9 @@ class RetriedOperation(OperationExecution):
 
     def otr_failure(self, error: Exception) -> Failure:
         server = self._server
+        if error is self.otr_scripted:
+            found = isinstance(error, ServerSelectionTimeoutError)
+            return classify(error, phase=Phase.SELECTION if found else Phase.SENT, server="scripted")
         if server is None:
             return classify(error, phase=Phase.SELECTION)
         if self.otr_trace is not None:
@@ -388,8 +398,7 @@ def _sync_class(  # noqa: C901 - a whole class, method by method
 
         def otr_attempts(self, attempt: Any) -> Any:
             if self.otr_decides:
-                if self.otr_state.faults is not None:
-                    attempt = self.otr_state.faults.before(attempt, self.otr_name())
+                attempt = self.otr_faulty(attempt)
                 try:
                     return run(self, partial(attempt, self), waiting.sleep)
                 except Exception as error:
@@ -455,8 +464,7 @@ def _async_class(  # noqa: C901 - a whole class, method by method
 
         async def otr_attempts(self, attempt: Any) -> Any:
             if self.otr_decides:
-                if self.otr_state.faults is not None:
-                    attempt = self.otr_state.faults.before(attempt, self.otr_name())
+                attempt = self.otr_faulty(attempt)
                 try:
                     return await run_async(self, partial(attempt, self), waiting.sleep_async)
                 except Exception as error:
