@@ -32,6 +32,7 @@ lint: $(STAMP)  ## ruff, format, mypy strict
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m mypy --strict tests/typing
+	$(PY) scripts/settings_table.py --check
 
 format: $(STAMP)  ## let ruff mend what it can
 	$(PY) -m ruff check --fix .

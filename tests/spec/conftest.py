@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.spec.rig import Rig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from contextlib import AbstractContextManager
+
     from tests.flavours import Flavour
 
 
@@ -26,7 +29,7 @@ def quick_rediscovery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow_rediscovery(quick_rediscovery: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For servers that stay away: see `Rig.settle`, which must find the monitor asleep."""
+    """For servers that stay away: see `Rig.close`, which must find the monitor asleep."""
     monkeypatch.setattr(common, "MIN_HEARTBEAT_INTERVAL", 0.3)
 
 
@@ -40,8 +43,19 @@ def database_of_all(deployment: mongod.Deployment) -> Iterator[str]:
 
 
 @pytest.fixture
+def serve() -> Iterator[Callable[[AbstractContextManager[Any]], Any]]:
+    """Keeps a scripted server alive until the rigs that talk to it are closed."""
+    with ExitStack() as stack:
+        yield stack.enter_context
+
+
+@pytest.fixture
 async def rig(
-    mongo: Flavour, deployment: mongod.Deployment, database_of_all: str, quick_rediscovery: None
+    mongo: Flavour,
+    deployment: mongod.Deployment,
+    database_of_all: str,
+    quick_rediscovery: None,
+    serve: Callable[[AbstractContextManager[Any]], Any],
 ) -> AsyncIterator[Callable[..., Rig]]:
     """Makes a client, with options, together with what a test wants to know and to break about it.
 
@@ -56,7 +70,7 @@ async def rig(
 
     yield make
     for each in made:
-        await each.settle()
+        await each.close()
 
 
 @pytest.fixture

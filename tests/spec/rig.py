@@ -85,10 +85,11 @@ class Rig:
         await resolve(self.collection.insert_many([dict(document) for document in SEEDED]))
         self.commands.clear()
 
-    async def settle(self) -> None:
+    async def close(self) -> None:
         """An AsyncMongoClient that is closed while its monitor checks leaves a socket open: let that end first."""
         if self.mongo.is_async:
             await asyncio.sleep(0.03 if self.client.topology_description.has_known_servers else 0.1)
+        await resolve(self.client.close())
 
     async def data(self) -> list[Any]:
         return await listed(self.collection.find({}, sort=[("_id", 1)]))

@@ -81,7 +81,9 @@ async def test_each_command_has_a_retry_of_its_own(rig, instrument):
     assert [at.commands.count(name) for name in ("insert", "update", "delete")] == [2, 2, 2]
 
 
-@pytest.mark.parametrize("multi,name", [(UPDATE_MANY, "update"), (DELETE_MANY, "delete")], ids=["update", "delete"])
+@pytest.mark.parametrize(
+    "multi,name", [(UPDATE_MANY, "update"), (DELETE_MANY, "delete")], ids=["update", "delete"]
+)
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_a_command_without_multi_is_retried_beside_one_that_has_it(
     rig, instrument, ordered, multi, name
@@ -98,7 +100,9 @@ async def test_a_command_without_multi_is_retried_beside_one_that_has_it(
 
 
 @pytest.mark.parametrize("failure", [NETWORK, server_error(189)], ids=["network", "code"])
-@pytest.mark.parametrize("multi,name", [(UPDATE_MANY, "update"), (DELETE_MANY, "delete")], ids=["update", "delete"])
+@pytest.mark.parametrize(
+    "multi,name", [(UPDATE_MANY, "update"), (DELETE_MANY, "delete")], ids=["update", "delete"]
+)
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_a_command_with_multi_is_not_retried(rig, instrument, ordered, multi, name, failure):
     instrument()
@@ -210,21 +214,21 @@ MODELS = [
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_a_client_bulk_write_is_retried_with_the_same_transaction_id(rig, instrument, ordered):
+async def test_a_client_bulk_write_is_retried_with_the_same_transaction_id(rig, serve, instrument, ordered):
     """With a scripted server: the command `bulkWrite` came with MongoDB 8.0, which is not to be had here."""
     instrument()
-    with FakeServer("primary") as server:
-        client = rig(server.uri).client
-        server.reply("bulkWrite", DROP)
-        result = await resolve(client.bulk_write(MODELS, ordered=ordered))
-        first, second = server.commands("bulkWrite")
+    server = serve(FakeServer("primary"))
+    client = rig(server.uri).client
+    server.reply("bulkWrite", DROP)
+    result = await resolve(client.bulk_write(MODELS, ordered=ordered))
+    first, second = server.commands("bulkWrite")
     assert result.inserted_count == 1
     assert first["txnNumber"] == second["txnNumber"]
     assert first["lsid"] == second["lsid"]
 
 
 @pytest.mark.parametrize("multi", [UPDATE_MANY, DELETE_MANY], ids=["update", "delete"])
-async def test_a_client_bulk_write_with_multi_is_not_retried(rig, instrument, multi):
+async def test_a_client_bulk_write_with_multi_is_not_retried(rig, serve, instrument, multi):
     instrument()
     kind = type(multi)
     many = (
@@ -232,10 +236,10 @@ async def test_a_client_bulk_write_with_multi_is_not_retried(rig, instrument, mu
         if kind is UpdateMany
         else kind({}, namespace="db.things")
     )
-    with FakeServer("primary") as server:
-        client = rig(server.uri).client
-        server.reply("bulkWrite", DROP)
-        with pytest.raises(PyMongoError):
-            await resolve(client.bulk_write([*MODELS, many]))
-        (command,) = server.commands("bulkWrite")
+    server = serve(FakeServer("primary"))
+    client = rig(server.uri).client
+    server.reply("bulkWrite", DROP)
+    with pytest.raises(PyMongoError):
+        await resolve(client.bulk_write([*MODELS, many]))
+    (command,) = server.commands("bulkWrite")
     assert "txnNumber" not in command

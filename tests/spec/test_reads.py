@@ -379,26 +379,26 @@ async def test_a_deadline_ends_the_retries(rig, instrument, policy, given):
     assert otel_retry.attempts(raised.value)[-1].number > 3
 
 
-async def test_on_a_sharded_cluster_the_retry_prefers_another_mongos(rig, instrument):
+async def test_on_a_sharded_cluster_the_retry_prefers_another_mongos(rig, serve, instrument):
     """With scripted servers: there is no mongos to be had here."""
     instrument()
-    with sharded(2) as (servers, uri):
-        client = rig(uri).client
-        await until_known(client, 2)
-        for _ in range(8):
-            for server in servers:
-                server.clear()
-            tried = []
+    servers, uri = serve(sharded(2))
+    client = rig(uri).client
+    await until_known(client, 2)
+    for _ in range(8):
+        for server in servers:
+            server.clear()
+        tried = []
 
-            def answer(command, server, tried=tried):
-                tried.append(server)
-                return error(6) if len(tried) == 1 else {"ok": 1, "n": 7}
+        def answer(command, server, tried=tried):
+            tried.append(server)
+            return error(6) if len(tried) == 1 else {"ok": 1, "n": 7}
 
-            for server in servers:
-                server.reply("count", lambda command, server=server: answer(command, server))
-            assert await resolve(client.db.things.estimated_document_count()) == 7
-            first, second = tried
-            assert first is not second
+        for server in servers:
+            server.reply("count", lambda command, server=server: answer(command, server))
+        assert await resolve(client.db.things.estimated_document_count()) == 7
+        first, second = tried
+        assert first is not second
 
 
 @pytest.mark.parametrize("policy", ["backpressure", "persistent"])

@@ -53,23 +53,23 @@ async def test_a_retry_that_finds_no_server_raises_the_error_before(rig, instrum
 
 
 async def test_a_retry_that_finds_a_server_without_retryable_writes_raises_the_error_before(
-    rig, instrument
+    rig, serve, instrument
 ):
     """With a scripted server that turns into a standalone, as in a downgrade."""
     instrument()
-    with FakeServer("primary") as server:
-        client = rig(f"mongodb://{server.address}/?directConnection=true").client
-        await until_known(client, 1)
+    server = serve(FakeServer("primary"))
+    client = rig(f"mongodb://{server.address}/?directConnection=true").client
+    await until_known(client, 1)
 
-        def turn(command):
-            server.kind = "standalone"
-            return error(10107, labels=(LABEL,))
+    def turn(command):
+        server.kind = "standalone"
+        return error(10107, labels=(LABEL,))
 
-        server.reply("insert", turn)
-        with pytest.raises(NotPrimaryError) as raised:
-            await resolve(client.db.things.insert_one({}))
-        assert raised.value.details["code"] == 10107
-        assert len(server.commands("insert")) == 1
+    server.reply("insert", turn)
+    with pytest.raises(NotPrimaryError) as raised:
+        await resolve(client.db.things.insert_one({}))
+    assert raised.value.details["code"] == 10107
+    assert len(server.commands("insert")) == 1
 
 
 class Unhurried(BackpressurePolicy):
@@ -177,26 +177,26 @@ async def test_the_error_raised_is_the_last_that_may_have_written(rig, instrumen
     assert [attempt.failure.code for attempt in otel_retry.attempts(raised.value)] == [91, 6, 189, 2]
 
 
-async def test_code_20_becomes_advice(rig, instrument):
+async def test_code_20_becomes_advice(rig, serve, instrument):
     """The message decides, and `failCommand` cannot set it: hence a scripted server.
 
     A bulk write has the same advice.
     """
     instrument()
     refusal = error(20, "Transaction numbers are only allowed on a replica set member or mongos")
-    with FakeServer("primary") as server:
-        client = rig(server.uri).client
-        server.reply("insert", refusal, refusal)
-        for call in (
-            lambda: client.db.things.insert_one({}),
-            lambda: client.db.things.insert_many([{}]),
-        ):
-            with pytest.raises(OperationFailure) as raised:
-                await resolve(call())
-            assert raised.value.code == 20
-            assert "This MongoDB deployment does not support retryable writes." in str(raised.value)
-            assert "Please add retryWrites=false to your connection string." in str(raised.value)
-        assert len(server.commands("insert")) == 2
+    server = serve(FakeServer("primary"))
+    client = rig(server.uri).client
+    server.reply("insert", refusal, refusal)
+    for call in (
+        lambda: client.db.things.insert_one({}),
+        lambda: client.db.things.insert_many([{}]),
+    ):
+        with pytest.raises(OperationFailure) as raised:
+            await resolve(call())
+        assert raised.value.code == 20
+        assert "This MongoDB deployment does not support retryable writes." in str(raised.value)
+        assert "Please add retryWrites=false to your connection string." in str(raised.value)
+    assert len(server.commands("insert")) == 2
 
 
 async def test_any_other_code_20_is_left_as_it_is(rig, instrument):
@@ -210,22 +210,22 @@ async def test_any_other_code_20_is_left_as_it_is(rig, instrument):
     assert "retryWrites" not in str(raised.value)
 
 
-async def test_each_attempt_names_the_server_that_failed_it(rig, instrument):
+async def test_each_attempt_names_the_server_that_failed_it(rig, serve, instrument):
     """With scripted servers: the retry must go elsewhere, which without a mongos takes an election."""
     instrument()
-    with sharded(2) as (servers, uri):
-        client = rig(uri).client
-        await until_known(client, 2)
-        tried = []
+    servers, uri = serve(sharded(2))
+    client = rig(uri).client
+    await until_known(client, 2)
+    tried = []
 
-        def refuse(server):
-            tried.append(server.address)
-            return error(6, f"by {server.address}", labels=(LABEL,))
+    def refuse(server):
+        tried.append(server.address)
+        return error(6, f"by {server.address}", labels=(LABEL,))
 
-        for server in servers:
-            server.reply("insert", *[lambda _, server=server: refuse(server)] * 2)
-        with pytest.raises(OperationFailure) as raised:
-            await resolve(client.db.things.insert_one({}))
+    for server in servers:
+        server.reply("insert", *[lambda _, server=server: refuse(server)] * 2)
+    with pytest.raises(OperationFailure) as raised:
+        await resolve(client.db.things.insert_one({}))
     history = otel_retry.attempts(raised.value)
     assert [attempt.server for attempt in history] == tried
     assert len(set(tried)) == 2
@@ -234,23 +234,23 @@ async def test_each_attempt_names_the_server_that_failed_it(rig, instrument):
     assert [note for note in raised.value.__notes__ if tried[0] in note]
 
 
-async def test_an_error_that_stands_for_another_keeps_its_own_server(rig, instrument):
+async def test_an_error_that_stands_for_another_keeps_its_own_server(rig, serve, instrument):
     """The error raised is the first one's, so the server it names must be the first one's too."""
     instrument()
-    with sharded(2) as (servers, uri):
-        client = rig(uri).client
-        await until_known(client, 2)
-        tried = []
+    servers, uri = serve(sharded(2))
+    client = rig(uri).client
+    await until_known(client, 2)
+    tried = []
 
-        def refuse(server):
-            tried.append(server.address)
-            labels = (LABEL, NO_WRITES) if len(tried) == 2 else (LABEL,)
-            return error(6, f"by {server.address}", labels=labels)
+    def refuse(server):
+        tried.append(server.address)
+        labels = (LABEL, NO_WRITES) if len(tried) == 2 else (LABEL,)
+        return error(6, f"by {server.address}", labels=labels)
 
-        for server in servers:
-            server.reply("insert", *[lambda _, server=server: refuse(server)] * 2)
-        with pytest.raises(OperationFailure) as raised:
-            await resolve(client.db.things.insert_one({}))
+    for server in servers:
+        server.reply("insert", *[lambda _, server=server: refuse(server)] * 2)
+    with pytest.raises(OperationFailure) as raised:
+        await resolve(client.db.things.insert_one({}))
     first, second = otel_retry.attempts(raised.value)
     assert first.error is raised.value
     assert first.server == tried[0]

@@ -322,9 +322,7 @@ async def test_a_write_concern_error_with_the_label_is_retried(rig, instrument):
     instrument()
     at = rig()
     await at.seed()
-    at.fail(
-        "insert", writeConcernError={"code": 91, "errmsg": "shutting down"}, errorLabels=[LABEL]
-    )
+    at.fail("insert", writeConcernError={"code": 91, "errmsg": "shutting down"}, errorLabels=[LABEL])
     await resolve(at.collection.insert_one({"_id": 4}))
     first, second = at.commands.named("insert")
     assert transaction_id(first) == transaction_id(second)
@@ -343,24 +341,24 @@ async def test_a_write_concern_error_without_the_label_is_raised(rig, instrument
 
 
 @pytest.mark.parametrize("kind", ["mongos", "primary"])
-async def test_the_code_of_a_single_statement_is_never_retryable(rig, instrument, kind):
+async def test_the_code_of_a_single_statement_is_never_retryable(rig, serve, instrument, kind):
     """A shard that cannot do retryable writes speaks through `writeErrors`, and the application is to hear it.
 
     With a scripted server: a real one reports its own state for the whole command, not for a statement.
     """
     instrument()
     refused = {"n": 0, "writeErrors": [{"index": 0, "code": 91, "errmsg": "no retryable writes here"}]}
-    with FakeServer(kind) as server:
-        client = rig(server.uri).client
-        server.reply("insert", refused, refused)
-        with pytest.raises(WriteError) as raised:
-            await resolve(client.db.things.insert_one({}))
-        assert not raised.value.has_error_label(LABEL)
-        with pytest.raises(BulkWriteError) as raised:
-            await resolve(client.db.things.insert_many([{}]))
-        assert raised.value.details["writeErrors"][0]["errmsg"] == "no retryable writes here"
-        assert not raised.value.has_error_label(LABEL)
-        assert len(server.commands("insert")) == 2
+    server = serve(FakeServer(kind))
+    client = rig(server.uri).client
+    server.reply("insert", refused, refused)
+    with pytest.raises(WriteError) as raised:
+        await resolve(client.db.things.insert_one({}))
+    assert not raised.value.has_error_label(LABEL)
+    with pytest.raises(BulkWriteError) as raised:
+        await resolve(client.db.things.insert_many([{}]))
+    assert raised.value.details["writeErrors"][0]["errmsg"] == "no retryable writes here"
+    assert not raised.value.has_error_label(LABEL)
+    assert len(server.commands("insert")) == 2
 
 
 needs_old_servers = pytest.mark.skipif(
@@ -371,32 +369,32 @@ needs_old_servers = pytest.mark.skipif(
 
 @needs_old_servers
 @pytest.mark.parametrize("code", RETRYABLE_CODES)
-async def test_before_4_4_the_driver_labels_by_code(rig, instrument, code):
+async def test_before_4_4_the_driver_labels_by_code(rig, serve, instrument, code):
     """With a scripted server: MongoDB 4.2 is not to be had here."""
     instrument()
-    with FakeServer("primary", max_wire_version=8) as server:
-        client = rig(server.uri).client
-        server.reply("insert", error(code))
-        await resolve(client.db.things.insert_one({}))
-        assert len(server.commands("insert")) == 2
+    server = serve(FakeServer("primary", max_wire_version=8))
+    client = rig(server.uri).client
+    server.reply("insert", error(code))
+    await resolve(client.db.things.insert_one({}))
+    assert len(server.commands("insert")) == 2
 
 
 @needs_old_servers
 @pytest.mark.parametrize("kind,attempts", [("primary", 2), ("mongos", 1)])
 async def test_before_4_4_only_a_mongod_may_have_a_retryable_write_concern_error(
-    rig, instrument, kind, attempts
+    rig, serve, instrument, kind, attempts
 ):
     instrument()
-    with FakeServer(kind, max_wire_version=8) as server:
-        client = rig(server.uri).client
-        server.reply("insert", {"n": 1, "writeConcernError": {"code": 91, "errmsg": "shutting down"}})
-        if attempts == 1:
-            with pytest.raises(WriteConcernError) as raised:
-                await resolve(client.db.things.insert_one({}))
-            assert not raised.value.has_error_label(LABEL)
-        else:
+    server = serve(FakeServer(kind, max_wire_version=8))
+    client = rig(server.uri).client
+    server.reply("insert", {"n": 1, "writeConcernError": {"code": 91, "errmsg": "shutting down"}})
+    if attempts == 1:
+        with pytest.raises(WriteConcernError) as raised:
             await resolve(client.db.things.insert_one({}))
-        assert len(server.commands("insert")) == attempts
+        assert not raised.value.has_error_label(LABEL)
+    else:
+        await resolve(client.db.things.insert_one({}))
+    assert len(server.commands("insert")) == attempts
 
 
 @pytest.mark.parametrize("retry_writes", [True, False])
@@ -434,9 +432,7 @@ async def test_a_connection_that_cannot_be_made_is_labelled_and_retried(rig, ins
     assert at.commands.count("insert") == 1
 
 
-async def test_a_connection_that_cannot_be_made_is_not_labelled_with_retry_writes_off(
-    rig, instrument, proxy
-):
+async def test_a_connection_that_cannot_be_made_is_not_labelled_with_retry_writes_off(rig, instrument, proxy):
     instrument()
     at = rig(proxy.uri, retryWrites=False)
     await resolve(at.client.address)
@@ -476,32 +472,30 @@ async def test_a_write_without_a_transaction_id_gets_no_label(rig, instrument):
     assert not raised.value.has_error_label(LABEL)
 
 
-async def test_on_a_sharded_cluster_the_retry_prefers_another_mongos(rig, instrument):
+async def test_on_a_sharded_cluster_the_retry_prefers_another_mongos(rig, serve, instrument):
     """With scripted servers: there is no mongos to be had here. The error leaves the server selectable."""
     instrument()
-    with sharded(2) as (servers, uri):
-        client = rig(uri).client
-        await until_known(client, 2)
-        for _ in range(8):
-            tried = []
+    servers, uri = serve(sharded(2))
+    client = rig(uri).client
+    await until_known(client, 2)
+    for _ in range(8):
+        tried = []
 
-            def answer(server, tried=tried):
-                tried.append(server)
-                return error(6, labels=(LABEL,)) if len(tried) == 1 else {"n": 1}
+        def answer(server, tried=tried):
+            tried.append(server)
+            return error(6, labels=(LABEL,)) if len(tried) == 1 else {"n": 1}
 
-            for server in servers:
-                server.clear()
-                # Enough for both attempts to go to the one server.
-                server.reply("insert", *[lambda _, server=server, answer=answer: answer(server)] * 2)
-            await resolve(client.db.things.insert_one({}))
-            first, second = tried
-            assert first is not second
-            ((number,),) = [
-                {command["txnNumber"] for each in servers for command in each.commands("insert")}
-            ]
-            assert number > 0
-            for server in servers:
-                server._script["insert"].clear()
+        for server in servers:
+            server.clear()
+            # Enough for both attempts to go to the one server.
+            server.reply("insert", *[lambda _, server=server, answer=answer: answer(server)] * 2)
+        await resolve(client.db.things.insert_one({}))
+        first, second = tried
+        assert first is not second
+        ((number,),) = [{command["txnNumber"] for each in servers for command in each.commands("insert")}]
+        assert number > 0
+        for server in servers:
+            server._script["insert"].clear()
 
 
 async def test_every_command_that_started_ends_once(rig, instrument):
@@ -531,17 +525,17 @@ async def test_a_retry_gossips_the_newest_time(rig, instrument):
     assert first.request_id != second.request_id
 
 
-async def test_with_a_server_before_3_6_nothing_can_be_retried(rig, instrument):
+async def test_with_a_server_before_3_6_nothing_can_be_retried(rig, serve, instrument):
     """PyMongo refuses such a server altogether, so that no command is ever sent to one."""
     instrument()
-    with FakeServer("primary", max_wire_version=5) as server:
-        client = rig(server.uri, serverSelectionTimeoutMS=300).client
-        with pytest.raises(PyMongoError, match="wire version"):
-            await resolve(client.db.things.insert_one({}))
-        assert not server.commands("insert")
+    server = serve(FakeServer("primary", max_wire_version=5))
+    client = rig(server.uri, serverSelectionTimeoutMS=300).client
+    with pytest.raises(PyMongoError, match="wire version"):
+        await resolve(client.db.things.insert_one({}))
+    assert not server.commands("insert")
 
 
-async def test_a_server_without_sessions_gets_no_transaction_id(rig, instrument, monkeypatch):
+async def test_a_server_without_sessions_gets_no_transaction_id(rig, serve, instrument, monkeypatch):
     """`logicalSessionTimeoutMinutes` is missing from its hello: with a scripted server, for real ones all have it."""
     instrument()
     hello = FakeServer._hello
@@ -552,10 +546,10 @@ async def test_a_server_without_sessions_gets_no_transaction_id(rig, instrument,
         return reply
 
     monkeypatch.setattr(FakeServer, "_hello", without_sessions)
-    with FakeServer("primary") as server:
-        client = rig(server.uri).client
-        server.reply("insert", DROP)
-        with pytest.raises(AutoReconnect):
-            await resolve(client.db.things.insert_one({}))
-        (command,) = server.commands("insert")
-        assert "txnNumber" not in command
+    server = serve(FakeServer("primary"))
+    client = rig(server.uri).client
+    server.reply("insert", DROP)
+    with pytest.raises(AutoReconnect):
+        await resolve(client.db.things.insert_one({}))
+    (command,) = server.commands("insert")
+    assert "txnNumber" not in command
