@@ -60,8 +60,9 @@ _UNSTABLE = frozenset(
     {"$$NOW", "$$CLUSTER_TIME", "$rand", "$sampleRate", "$function", "$accumulator", "$where"}
 )
 
-_SAFE_WHEN_MATCHED = frozenset({"replace", "merge", "keepExisting"})
-_SAFE_WHEN_NOT_MATCHED = frozenset({"insert", "discard"})
+# Tuples: a pipeline in their place is a list, which no set can be asked for.
+_SAFE_WHEN_MATCHED = ("replace", "merge", "keepExisting")
+_SAFE_WHEN_NOT_MATCHED = ("insert", "discard")
 
 
 def is_idempotent(statements: Sequence[Statement]) -> bool:

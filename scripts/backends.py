@@ -1,4 +1,5 @@
-"""Install the real backends of the end-to-end tests: Prometheus with promtool, the OpenTelemetry Collector, Jaeger.
+"""Install the real backends of the end-to-end tests: Prometheus with promtool, the OpenTelemetry Collector, Jaeger,
+and the reader of Compose files.
 
 They are built from their released sources, which come from the Go module proxy and are checked against Go's checksum
 database: no binary of somebody else's, nothing installed outside `.cache`. A folder's name holds the version and a
@@ -100,7 +101,16 @@ JAEGER = Backend(
     binaries=("jaeger",),
     packages=("./cmd/jaeger",),
 )
-BACKENDS = (PROMETHEUS, COLLECTOR, JAEGER)
+# Not a backend: it reads docker-compose.yaml as `docker compose` does, on machines without Docker.
+COMPOSE = Backend(
+    name="compose",
+    version="2.16.2",
+    module="github.com/compose-spec/compose-go/v2",
+    tag="v2.16.2",
+    binaries=("cmd",),
+    packages=("./cmd",),
+)
+BACKENDS = (PROMETHEUS, COLLECTOR, JAEGER, COMPOSE)
 
 
 def missing(backends: tuple[Backend, ...] = BACKENDS) -> list[Backend]:

@@ -439,8 +439,10 @@ class Entities:
         otel_retry.instrument_client(
             client,
             policy="current",  # promises to retry as the driver does, which is what the files were written for
+            # Spelled out, so that no variable of the environment changes what is tested.
+            enabled=True,
             tracer_provider=provider,
-            query_text_max_length=QUERY_TEXT_CHARACTERS if options.get("enableCommandPayload") else None,
+            query_text_max_length=QUERY_TEXT_CHARACTERS if options.get("enableCommandPayload") else 0,
             query_text_raw=True,
         )
         self._spans[name] = recorder

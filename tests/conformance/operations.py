@@ -36,6 +36,7 @@ from pymongo.operations import (
     UpdateOne,
 )
 from pymongo.results import BulkWriteResult
+from pymongo.synchronous.client_session import _TxnState
 from pymongo.synchronous.cursor import Cursor
 
 from tests.conformance.entities import (
@@ -245,8 +246,10 @@ class Operations:
             result = await self._perform(kind, self._entities.get(entity), name, arguments)
         except RunnerError:
             raise
+        except (LookupError, AttributeError, NameError) as error:
+            # PyMongo raises none of these: the file lacks something, or the runner is wrong.
+            raise RunnerError(f"{name}: {error!r}") from error
         except Exception as error:
-            # What is no PyMongoError may be a mistake of this runner.
             if not ignored or not isinstance(error, PyMongoError):
                 self._check_error(name, operation.get("expectError"), error)
             return error
@@ -258,7 +261,11 @@ class Operations:
             self._check_result(kind, name, operation["expectResult"], result)
         if "saveResultAsEntity" in operation:
             saved = {"createChangeStream": "changeStream", "watch": "changeStream"}
-            saved |= {"createFindCursor": "cursor", "createCommandCursor": "cursor"}
+            saved |= {
+                "createCollection": "collection",
+                "createFindCursor": "cursor",
+                "createCommandCursor": "cursor",
+            }
             self._entities.add(
                 operation["saveResultAsEntity"], saved.get(name, "value"), as_document(name, result)
             )
@@ -385,6 +392,8 @@ class Operations:
     # Collections
 
     async def _collection_create_find_cursor(self, target: Any, arguments: dict[str, Any]) -> HeldCursor:
+        if "filter" not in arguments:
+            raise UnsupportedError("createFindCursor without a filter")
         cursor = HeldCursor(await self._call(target, "find", "find", arguments))
         await cursor.fetch()
         return cursor
@@ -491,8 +500,9 @@ class Operations:
 
     async def _special_assert_session_transaction_state(self, arguments: dict[str, Any]) -> None:
         state = self._entities.get(arguments["session"], "session")._transaction.state
-        found = state.name.lower()
-        if {"committed_empty": "committed"}.get(found, found) != arguments["state"]:
+        names = {value: name for name, value in vars(_TxnState).items() if name.isupper()}
+        found = names[state].lower().removesuffix("_empty")
+        if found != arguments["state"]:
             raise MismatchError(f"the transaction should be {arguments['state']} and is {found}")
 
     async def _special_assert_session_pinned(self, arguments: dict[str, Any]) -> None:

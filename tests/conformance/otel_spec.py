@@ -138,8 +138,10 @@ class Server:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        # Not instrumented, so its own commands are in nobody's spans.
-        self.client: MongoClient[Any] = MongoClient(uri, appname="otel_spec", serverSelectionTimeoutMS=30_000)
+        # Not instrumented, so its own commands are in nobody's spans. What blocks for a minute blocks for ever.
+        self.client: MongoClient[Any] = MongoClient(
+            uri, appname="otel_spec", serverSelectionTimeoutMS=30_000, socketTimeoutMS=60_000
+        )
         self.version = tuple(self.client.server_info()["versionArray"][:3])
         hello = self.client.admin.command("hello")
         self.topology = (
@@ -181,8 +183,9 @@ class Server:
             if self._parameter(name) != value:
                 yield f"needs the server parameter {name}={value!r}"
         encrypts = importlib.util.find_spec("pymongocrypt") is not None
-        if bool(requirement.get("csfle", encrypts)) is not encrypts:
-            yield f"needs client-side encryption {'' if requirement['csfle'] else 'not '}to be installed"
+        wanted = requirement.get("csfle", encrypts) is not False
+        if wanted is not encrypts:
+            yield f"needs client-side encryption {'' if wanted else 'not '}to be installed"
 
     def _parameter(self, name: str) -> Any:
         try:
@@ -216,7 +219,7 @@ class Server:
                 yield f"{collection.full_name} should hold {shown(data['documents'])}, got {shown(found)}"
 
     def end_transactions(self) -> None:
-        """One that a failed test left open would block the next test."""
+        """One that a test left open, such as by commits that all failed, would block the next test."""
         try:
             self.client.admin.command("killAllSessions", [])
         except PyMongoError as error:
@@ -252,7 +255,6 @@ def run(case: Case, flavour: str, server: Server) -> Outcome:
         except RemovedError:
             raise
         except Exception as error:
-            server.end_transactions()
             return Outcome(verdict="FAIL", reason=_one_line(error), spans=run_.spans)
         return Outcome(verdict="pass")
     except RemovedError as error:
@@ -296,6 +298,7 @@ class _Run:
                 await entities.close()
             finally:
                 otel_retry.uninstrument()
+                self._server.end_transactions()
         for name, recorder in entities.observed().items():
             # One that never ends is never exported, so nobody would miss it above.
             problems += [f"{name}: the span {each!r} never ended" for each in recorder.open()]

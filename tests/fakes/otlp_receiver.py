@@ -513,19 +513,18 @@ def environment(receiver: OtlpReceiver, protocol: Protocol, **variables: str) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A program that has run. `seconds`: from its start to its end."""
+    """A program that has run. `at`: when it was gone, as by `time.time()`, which the program can tell as well."""
 
     code: int
     stdout: str
     stderr: str
-    seconds: float
+    at: float
 
 
 def run_program(
     command: Sequence[object], environment: Mapping[str, str], *, folder: Path, timeout: float = 60.0
 ) -> Ended:
     """Runs it to its end, in `folder`; raises `TimeoutExpired` after `timeout` seconds, and then it is killed."""
-    began = time.monotonic()
     done = subprocess.run(
         [str(part) for part in command],
         env=dict(environment),
@@ -535,9 +534,4 @@ def run_program(
         timeout=timeout,
         check=False,
     )
-    return Ended(
-        code=done.returncode,
-        stdout=done.stdout,
-        stderr=done.stderr,
-        seconds=time.monotonic() - began,
-    )
+    return Ended(code=done.returncode, stdout=done.stdout, stderr=done.stderr, at=time.time())

@@ -6,6 +6,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opentelemetry.instrumentation.utils import suppress_instrumentation
 from pymongo import MongoClient, common
 
 from tests.fakes.proxy import Proxy
@@ -74,7 +75,8 @@ def fail(deployment: mongod.Deployment) -> Callable[..., Any]:
 
     def arm(client: Any, *commands: str, **data: Any) -> Any:
         name = client.options.pool_options.appname
-        return deployment.fail_command(commands=list(commands), appName=name, **data)
+        with suppress_instrumentation():  # the client that sets the failpoint is instrumented as well
+            return deployment.fail_command(commands=list(commands), appName=name, **data)
 
     return arm
 

@@ -6,9 +6,14 @@ so a name that is spelt wrong there is a test that fails here.
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -17,9 +22,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from opentelemetry.sdk.trace.sampling import Sampler
+
+    from tests.flavours import Flavour
 
 ATTEMPT = "attempt"
 TRANSACTION = "transaction"
@@ -149,25 +156,21 @@ class Rig:
             for metric in scope.metrics
         }
 
-    def points(self, name: str, **attributes: Any) -> list[Any]:
-        """The data points of a metric whose attributes are at least these; `_` in a keyword stands for a dot where
-        `dotted` would be needed: give a dict as `where` for the rest.
-        """
-        where = attributes.pop("where", {})
+    def points(self, name: str, where: dict[str, Any] | None = None) -> list[Any]:
+        """The data points of a metric that have at least these attributes."""
         metric = self.metrics().get(name)
-        if metric is None:
-            return []
+        wanted = (where or {}).items()
         return [
             point
-            for point in metric.data.data_points
-            if all(point.attributes.get(key) == value for key, value in {**where, **attributes}.items())
+            for point in (metric.data.data_points if metric is not None else ())
+            if all(point.attributes.get(key) == value for key, value in wanted)
         ]
 
     def total(self, name: str, where: dict[str, Any] | None = None) -> float:
         """The sum of a counter or gauge; of a histogram, how many values it has."""
         return sum(
             point.count if hasattr(point, "bucket_counts") else point.value
-            for point in self.points(name, where=where or {})
+            for point in self.points(name, where)
         )
 
     def by(self, name: str, attribute: str) -> Counter[Any]:
@@ -207,3 +210,51 @@ def outcome(span: ReadableSpan) -> str:
 
 def all_are_clients(spans: Iterable[ReadableSpan]) -> bool:
     return all(span.kind is SpanKind.CLIENT for span in spans)
+
+
+async def interrupted(mongo: Flavour, operate: Callable[[], Any], *, after: float = 0.05) -> BaseException:
+    """Run an operation and cancel it in this very context after `after` seconds: what a deadline of asyncio does, or
+    Ctrl-C. Answers with what came out.
+    """
+    if mongo.is_async:
+        try:
+            async with asyncio.timeout(after):
+                await operate()
+        except TimeoutError as error:
+            return error
+        raise AssertionError("it ended before it was cancelled")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    # To this thread and no other, so that the blocking call is what ends.
+    timer = threading.Timer(after, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    timer.start()
+    try:
+        operate()
+        timer.join()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    raise AssertionError("it ended before it was cancelled")
+
+
+async def first_of(cursor: Any) -> Any:
+    return await cursor.__anext__() if hasattr(cursor, "__anext__") else next(cursor)
+
+
+def defect(reason: str, when: bool = True) -> pytest.MarkDecorator:
+    """Right, and not so yet. Strict: whoever mends it takes the mark away."""
+    return pytest.mark.xfail(when, reason=f"defect: {reason}", strict=True)
+
+
+async def eventually(condition: Callable[[], Any], *, seconds: float = 5.0) -> None:
+    """Wait for what another thread or task does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)

@@ -122,7 +122,7 @@ PATCHED_EVERYWHERE = {
 def test_the_snapshot_covers_the_places_that_are_patched():
     snapshot = {".".join(key) for key in driver()}
 
-    assert PATCHED_EVERYWHERE <= snapshot
+    assert snapshot >= PATCHED_EVERYWHERE
     for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
         for place in (
             f"mongo_client.{prefix}MongoClient._select_server",
@@ -1047,7 +1047,7 @@ async def test_a_failed_operation_leaves_nothing_to_the_garbage_collector(
                 await resolve(operation(client.db))
             left[name] = alive(ServerSelectionTimeoutError) - before
 
-    assert left == dict.fromkeys(UNSERVED, Counter())
+    assert left == {name: {} for name in UNSERVED}
 
 
 @pytest.mark.xfail(
@@ -1138,7 +1138,7 @@ class Script:
         await self.note("insert_many", lambda: c.insert_many([{"_id": n, "x": n % 7} for n in range(2, 60)]))
         await self.note("find_one", lambda: c.find_one({"_id": 3}))
         await self.note("count", lambda: c.count_documents({"x": {"$gt": 2}}))
-        await self.note("estimate", lambda: c.estimated_document_count())
+        await self.note("estimate", c.estimated_document_count)
         await self.note("distinct", lambda: c.distinct("x"))
         await self.note("update_one", lambda: c.update_one({"_id": 1}, {"$set": {"y": 1}}))
         await self.note("update_many", lambda: c.update_many({"x": 2}, {"$inc": {"y": 1}}))
@@ -1159,8 +1159,8 @@ class Script:
         await self.note("batches", lambda: c.find({}, batch_size=7).sort("_id", 1))
         await self.note("limit", lambda: c.find({}).sort("_id", -1).skip(3).limit(5))
         cursor = c.find({}, batch_size=2).sort("_id", 1)
-        await self.note("first", lambda: cursor.next())
-        await self.note("closed early", lambda: cursor.close())
+        await self.note("first", cursor.next)
+        await self.note("closed early", cursor.close)
         group = [{"$group": {"_id": "$x", "n": {"$sum": 1}}}, {"$sort": {"_id": 1}}]
         await self.note("aggregate", lambda: c.aggregate(group, batchSize=2))
         await self.note("out", lambda: c.aggregate([{"$match": {"x": 1}}, {"$out": "copied"}]))
@@ -1202,11 +1202,11 @@ class Script:
         await self.note("in it", lambda: c.insert_one({"_id": 200}, session=session))
         await self.note("sees it", lambda: c.find_one({"_id": 200}, session=session))
         await self.note("outside", lambda: c.find_one({"_id": 200}))
-        await self.note("commit", lambda: session.commit_transaction())
-        await self.note("commit again", lambda: session.commit_transaction())
+        await self.note("commit", session.commit_transaction)
+        await self.note("commit again", session.commit_transaction)
         await resolve(session.start_transaction())
         await self.note("to be undone", lambda: c.delete_many({"_id": 200}, session=session))
-        await self.note("abort", lambda: session.abort_transaction())
+        await self.note("abort", session.abort_transaction)
         await self.note("still there", lambda: c.find_one({"_id": 200}))
 
         def write(session: Any) -> Any:
@@ -1227,7 +1227,7 @@ class Script:
             "upload", lambda: bucket.upload_from_stream_with_id(1, "file", content, chunk_size_bytes=1024)
         )
         stream = await resolve(bucket.open_download_stream_by_name("file"))
-        await self.note("length", lambda: stream.read())
+        await self.note("length", stream.read)
         await self.note("delete", lambda: bucket.delete(1))
 
     async def changes(self) -> None:
@@ -1240,14 +1240,14 @@ class Script:
     async def definitions(self) -> None:
         database = self.database
         created = await resolve(database.create_collection("made", capped=True, size=4096))
-        await self.note("options", lambda: created.options())
+        await self.note("options", created.options)
         await self.note("create again", lambda: database.create_collection("made", check_exists=False))
         await self.note("index", lambda: database.crud.create_index([("x", 1)]))
         await self.note(
             "indexes", lambda: database.crud.create_indexes([IndexModel("y"), IndexModel("z", unique=False)])
         )
-        await self.note("list", lambda: database.crud.list_indexes())
-        await self.note("information", lambda: database.crud.index_information())
+        await self.note("list", database.crud.list_indexes)
+        await self.note("information", database.crud.index_information)
         await self.note("drop index", lambda: database.crud.drop_index("y_1"))
         await self.note("drop missing index", lambda: database.crud.drop_index("y_1"))
         await self.note("rename", lambda: database.made.rename("renamed"))

@@ -15,7 +15,6 @@ from tests.spec.rig import Rig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
-
     from contextlib import AbstractContextManager
 
     from tests.flavours import Flavour
@@ -44,7 +43,7 @@ def database_of_all(deployment: mongod.Deployment) -> Iterator[str]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[AbstractContextManager[Any]], Any]]:
-    """Keeps a scripted server alive until the rigs that talk to it are closed."""
+    """Keeps a scripted server or a proxy alive until the rigs that talk to it are closed."""
     with ExitStack() as stack:
         yield stack.enter_context
 
@@ -74,12 +73,11 @@ async def rig(
 
 
 @pytest.fixture
-def proxy(deployment: mongod.Deployment) -> Iterator[Proxy]:
+def proxy(deployment: mongod.Deployment, serve: Callable[[AbstractContextManager[Any]], Any]) -> Proxy:
     """In front of the single node."""
     with MongoClient(deployment.uri) as client:
         address = client.address
-    with Proxy(address) as started:
-        yield started
+    return serve(Proxy(address))
 
 
 @pytest.fixture(scope="session")

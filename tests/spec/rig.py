@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bson import Int64
 from gridfs import AsyncGridFSBucket, GridFSBucket
 from pymongo import DeleteOne, InsertOne, ReturnDocument, UpdateOne
+from pymongo.monitoring import ConnectionPoolListener
 
+from otel_retry.policies import BackpressurePolicy
 from tests.flavours import Commands, Flavour, listed, resolve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from otel_retry import mongod
+    from otel_retry import Failure, RetryContext, mongod
 
 POLICIES = ("backpressure", "current", "once", "persistent")
 SINGLE_RETRY = ("backpressure", "current", "once")
@@ -57,6 +59,42 @@ class ScriptedCommands(Commands):
             self._next.pop(0)()
 
 
+class Pools(ConnectionPoolListener):
+    """Counts how often a pool was cleared."""
+
+    def __init__(self) -> None:
+        self.cleared = 0
+
+    def pool_cleared(self, event: Any) -> None:
+        self.cleared += 1
+
+    def _ignored(self, event: Any) -> None:
+        pass
+
+    pool_created = pool_ready = pool_closed = _ignored
+    connection_created = connection_ready = connection_closed = _ignored
+    connection_check_out_started = connection_check_out_failed = _ignored
+    connection_checked_out = connection_checked_in = _ignored
+
+
+class Observing(BackpressurePolicy):
+    """The default policy, and a record of what it was told."""
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+
+    def is_retryable(self, context: RetryContext) -> bool:
+        self.failures.append(context.failure)
+        return super().is_retryable(context)
+
+
+class Unhurried(BackpressurePolicy):
+    """The default policy, with time between two attempts for somebody else to take the connection."""
+
+    def pause(self, context: RetryContext) -> float:
+        return 0.1
+
+
 class Rig:
     """One client of one flavour, what it sends, and the server that can be made to fail for it alone."""
 
@@ -96,8 +134,13 @@ class Rig:
 
     def fail(self, *commands: str, times: int | None = 1, **data: Any) -> None:
         """`times` None: always."""
+        nodes = self.deployment.nodes
         self.deployment.fail_command(
-            commands=commands, times=times, appName=self.client.options.pool_options.appname, **data
+            nodes[0] if len(nodes) == 1 else None,  # or it would be asked first who the primary is
+            commands=commands,
+            times=times,
+            appName=self.client.options.pool_options.appname,
+            **data,
         )
 
     def fail_in_turn(self, command: str, *failures: dict[str, Any]) -> None:
@@ -120,10 +163,16 @@ class Rig:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        """A session in a transaction; it is left to the test, or to the session's end, to finish it."""
+        """A session in a transaction, which ends on the server at the latest with this block.
+
+        One whose end never arrived there would hold its locks for a minute.
+        """
         async with self.session() as session:
+            identity = session.session_id
             await resolve(session.start_transaction())
             yield session
+        self.deployment.clear_failpoints()
+        await resolve(self.client.admin.command({"killSessions": [identity]}))
 
     async def beside(self, call: Callable[[], Any]) -> Any:
         """Run an operation beside others: on the loop, or on a thread of its own."""

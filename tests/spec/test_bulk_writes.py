@@ -82,7 +82,7 @@ async def test_each_command_has_a_retry_of_its_own(rig, instrument):
 
 
 @pytest.mark.parametrize(
-    "multi,name", [(UPDATE_MANY, "update"), (DELETE_MANY, "delete")], ids=["update", "delete"]
+    ("multi", "name"), [(UPDATE_MANY, "update"), (DELETE_MANY, "delete")], ids=["update", "delete"]
 )
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_a_command_without_multi_is_retried_beside_one_that_has_it(
@@ -101,7 +101,7 @@ async def test_a_command_without_multi_is_retried_beside_one_that_has_it(
 
 @pytest.mark.parametrize("failure", [NETWORK, server_error(189)], ids=["network", "code"])
 @pytest.mark.parametrize(
-    "multi,name", [(UPDATE_MANY, "update"), (DELETE_MANY, "delete")], ids=["update", "delete"]
+    ("multi", "name"), [(UPDATE_MANY, "update"), (DELETE_MANY, "delete")], ids=["update", "delete"]
 )
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_a_command_with_multi_is_not_retried(rig, instrument, ordered, multi, name, failure):

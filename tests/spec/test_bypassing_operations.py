@@ -37,7 +37,6 @@ OPERATIONS: dict[str, tuple[str, Callable[[Any], Awaitable[Any]]]] = {
     "validate_collection": ("validate", lambda db: resolve(db.validate_collection("items"))),
     "server_info": ("buildinfo", lambda db: resolve(db.client.server_info())),
 }
-every_operation = pytest.mark.parametrize(("command", "operation"), OPERATIONS.values(), ids=OPERATIONS)
 
 
 @pytest.fixture
@@ -62,34 +61,29 @@ async def database(
     return database
 
 
-@every_operation
 async def test_six_attempts_and_then_the_error_with_its_history(
-    database: Any,
-    deployment: Deployment,
-    delays: list[float],
-    sent: Commands,
-    command: str,
-    operation: Callable[[Any], Awaitable[Any]],
+    database: Any, deployment: Deployment, delays: list[float], sent: Commands
 ) -> None:
-    deployment.fail_command(commands=[command], **OVERLOAD)
-    with pytest.raises(OperationFailure) as raised:
-        await operation(database)
-    assert raised.value.code == 462
-    assert (sent.count(command), len(delays)) == (6, 5)
-    history = otel_retry.attempts(raised.value)
-    assert [attempt.decision for attempt in history] == ["retry"] * 5 + ["limit"]
-    assert {attempt.server for attempt in history} == {deployment.primary().address}
-    assert [attempt.delay for attempt in history] == [0, *delays]
+    server = deployment.primary().address
+    for command, operation in OPERATIONS.values():
+        sent.clear()
+        delays.clear()
+        deployment.fail_command(commands=[command], **OVERLOAD)
+        with pytest.raises(OperationFailure) as raised:
+            await operation(database)
+        assert raised.value.code == 462
+        assert (command, sent.count(command), len(delays)) == (command, 6, 5)
+        history = otel_retry.attempts(raised.value)
+        assert [attempt.decision for attempt in history] == ["retry"] * 5 + ["limit"]
+        assert {attempt.server for attempt in history} == {server}
+        assert [attempt.delay for attempt in history] == [0, *delays]
 
 
-@every_operation
+@pytest.mark.parametrize("name", ["command", "create_collection", "create_index", "drop_database"])
 async def test_a_retry_costs_one_token_and_its_success_deposits_once(
-    database: Any,
-    deployment: Deployment,
-    delays: list[float],
-    command: str,
-    operation: Callable[[Any], Awaitable[Any]],
+    database: Any, deployment: Deployment, delays: list[float], name: str
 ) -> None:
+    command, operation = OPERATIONS[name]
     bucket = otel_retry.budget(database.client)
     while bucket.tokens > 900:
         bucket.try_withdraw()
@@ -236,7 +230,6 @@ async def test_under_a_deadline_the_wait_is_part_of_it(
     [(True, False, 1), (False, True, 2)],
     ids=["no writes", "no reads"],
 )
-@pytest.mark.parametrize("name", ["create_collection", "create_index", "drop_index", "rename", "drop"])
 async def test_what_changes_the_schema_is_a_write_and_needs_retry_writes(
     mongo: Flavour,
     deployment: Deployment,
@@ -244,7 +237,6 @@ async def test_what_changes_the_schema_is_a_write_and_needs_retry_writes(
     database_name: str,
     delays: list[float],
     sent: Commands,
-    name: str,
     retry_reads: bool,
     retry_writes: bool,
     expected: int,
@@ -254,16 +246,17 @@ async def test_what_changes_the_schema_is_a_write_and_needs_retry_writes(
         deployment.uri, retryReads=retry_reads, retryWrites=retry_writes, event_listeners=[sent]
     )
     database = client[database_name]
-    await resolve(database.items.create_index("n"))
-    sent.clear()
-    command, operation = OPERATIONS[name]
-    deployment.fail_command(commands=[command], times=1, **OVERLOAD)
-    if expected == 1:
-        with pytest.raises(OperationFailure):
+    for name in ("create_collection", "create_index", "drop_index", "rename", "drop"):
+        await resolve(database.items.create_index("n"))
+        sent.clear()
+        command, operation = OPERATIONS[name]
+        deployment.fail_command(commands=[command], times=1, **OVERLOAD)
+        if expected == 1:
+            with pytest.raises(OperationFailure):
+                await operation(database)
+        else:
             await operation(database)
-    else:
-        await operation(database)
-    assert sent.count(command) == expected
+        assert (command, sent.count(command)) == (command, expected)
 
 
 @pytest.mark.parametrize(

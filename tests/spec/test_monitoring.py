@@ -79,7 +79,11 @@ async def test_each_attempt_has_one_start_and_one_end_of_its_own_under_one_opera
     assert len({event.operation_id for event in [*started, *ended]}) == 1
 
 
-@every_operation
+@pytest.mark.parametrize(
+    ("command", "operation"),
+    [OPERATIONS[name] for name in ("find", "update_many", "command")],
+    ids=["read", "write", "command"],
+)
 async def test_an_operation_that_fails_in_the_end_has_a_failed_event_for_each_attempt(
     database: Any,
     deployment: Deployment,

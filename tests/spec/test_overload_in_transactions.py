@@ -214,7 +214,11 @@ async def test_other_errors_in_a_transaction_are_left_to_the_application(
     assert sent.count("find") == 1
 
 
-@every_operation
+@pytest.mark.parametrize(
+    ("command", "operation"),
+    [OPERATIONS[name] for name in ("find", "insert_one", "command")],
+    ids=["read", "write", "command"],
+)
 async def test_the_retryable_label_alone_repeats_the_first_command_with_its_start(
     database: Any,
     session: Any,

@@ -159,18 +159,18 @@ async def test_after_uninstrument_pymongo_decides_again(mongo: Flavour, deployme
 
 
 async def test_a_policy_of_ones_own_is_asked(mongo: Flavour, deployment: Deployment) -> None:
-    class Twice(RetryPolicy):
-        asked: list[RetryContext] = []
+    asked: list[RetryContext] = []
 
+    class Twice(RetryPolicy):
         def on_request_error(self, context: RetryContext) -> RetryDecision:
-            self.asked.append(context)
+            asked.append(context)
             return RetryDecision.try_next_host() if context.retries < 2 else RetryDecision.rethrow()
 
     sent = Commands()
     otel_retry.instrument(Twice())
     assert await attempts_of(mongo.client(deployment.uri, event_listeners=[sent]), deployment, sent) == 3
-    assert [context.attempt for context in Twice.asked] == [1, 2, 3]
-    assert [context.tokens for context in Twice.asked] == [1000, 999, 998]
+    assert [context.attempt for context in asked] == [1, 2, 3]
+    assert [context.tokens for context in asked] == [1000, 999, 998]
 
 
 @pytest.mark.parametrize("policy", ["backpressure", "current", "persistent"])

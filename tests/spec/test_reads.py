@@ -15,13 +15,22 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
 )
-from pymongo.monitoring import ConnectionPoolListener
 
 import otel_retry
-from otel_retry.policies import BackpressurePolicy
 from tests.fakes.wire_server import error, sharded
 from tests.flavours import listed, resolve
-from tests.spec.rig import NETWORK, POLICIES, READS, SINGLE_RETRY, ids, server_error, until_known
+from tests.spec.rig import (
+    NETWORK,
+    POLICIES,
+    READS,
+    SINGLE_RETRY,
+    Observing,
+    Pools,
+    Unhurried,
+    ids,
+    server_error,
+    until_known,
+)
 
 # Seed 000, "Retryable Error".
 SEED_CODES = (11600, 11602, 10107, 13435, 13436, 189, 91, 7, 6, 89, 9001)
@@ -32,7 +41,7 @@ OTHER_CODES = (2, 43, 50, 112, 11601, 64)
 
 
 @pytest.mark.parametrize(
-    "policy,read",
+    ("policy", "read"),
     [("backpressure", read) for read in READS.values()]
     + [(policy, READS["find"]) for policy in POLICIES[1:]],
     ids=ids,
@@ -93,7 +102,7 @@ async def test_an_aggregation_that_writes_is_not_retried(rig, instrument, policy
 
 
 @pytest.mark.parametrize(
-    "policy,name",
+    ("policy", "name"),
     [("backpressure", name) for name in ("find", "count", "aggregate", "distinct", "listIndexes")]
     + [(policy, "find") for policy in POLICIES[1:]],
 )
@@ -157,7 +166,7 @@ async def test_reads_are_retried_by_default_and_the_option_is_called_retry_reads
 
 
 @pytest.mark.parametrize(
-    "policy,code",
+    ("policy", "code"),
     [(policy, code) for policy in ("backpressure", "persistent") for code in SEED_CODES]
     + [("backpressure", code) for code in LATER_CODES],
 )
@@ -171,7 +180,7 @@ async def test_each_retryable_code_is_retried(rig, instrument, policy, code):
 
 
 @pytest.mark.parametrize(
-    "policy,code",
+    ("policy", "code"),
     [(policy, code) for policy in ("backpressure", "persistent") for code in OTHER_CODES]
     + [(policy, code) for policy in ("once", "persistent") for code in (262, 134)],
 )
@@ -184,17 +193,6 @@ async def test_no_other_code_is_retried(rig, instrument, policy, code):
         await resolve(at.collection.find_one({}))
     assert raised.value.code == code
     assert at.commands.count("find") == 1
-
-
-class Observing(BackpressurePolicy):
-    """The default policy, and a record of what it was told."""
-
-    def __init__(self):
-        self.failures = []
-
-    def is_retryable(self, context):
-        self.failures.append(context.failure)
-        return super().is_retryable(context)
 
 
 @pytest.mark.usefixtures("slow_rediscovery")
@@ -244,13 +242,6 @@ async def test_a_retry_that_finds_no_server_raises_the_error_before(rig, instrum
     assert isinstance(raised.value.__cause__, ServerSelectionTimeoutError)
     assert [attempt.decision for attempt in otel_retry.attempts(raised.value)] == ["retry", "no_server"]
     assert at.commands.count("find") == 1
-
-
-class Unhurried(BackpressurePolicy):
-    """Leaves time between two attempts, for somebody else to take the connection."""
-
-    def pause(self, context):
-        return 0.1
 
 
 async def test_a_retry_that_gets_no_connection_raises_the_error_before(rig, instrument):
@@ -315,22 +306,6 @@ async def test_every_command_that_started_ends_once(rig, instrument):
     started = [event.request_id for event in at.commands.started_events]
     ended = [(event.request_id, type(event).__name__) for event in at.commands.ended_events]
     assert ended == [(started[0], "CommandFailedEvent"), (started[1], "CommandSucceededEvent")]
-
-
-class Pools(ConnectionPoolListener):
-    def __init__(self):
-        self.cleared = 0
-
-    def pool_cleared(self, event):
-        self.cleared += 1
-
-    def _ignored(self, event):
-        pass
-
-    pool_created = pool_ready = pool_closed = _ignored
-    connection_created = connection_ready = connection_closed = _ignored
-    connection_check_out_started = connection_check_out_failed = _ignored
-    connection_checked_out = connection_checked_in = _ignored
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -15,13 +15,21 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
     WriteConcernError,
 )
-from pymongo.monitoring import ConnectionPoolListener
 
 import otel_retry
-from otel_retry.policies import BackpressurePolicy
 from tests.fakes.wire_server import FakeServer, error, sharded
 from tests.flavours import resolve
-from tests.spec.rig import LABEL, NETWORK, NO_WRITES, POLICIES, SINGLE_RETRY, server_error, until_known
+from tests.spec.rig import (
+    LABEL,
+    NETWORK,
+    NO_WRITES,
+    POLICIES,
+    SINGLE_RETRY,
+    Pools,
+    Unhurried,
+    server_error,
+    until_known,
+)
 
 
 @pytest.mark.usefixtures("slow_rediscovery")
@@ -70,13 +78,6 @@ async def test_a_retry_that_finds_a_server_without_retryable_writes_raises_the_e
         await resolve(client.db.things.insert_one({}))
     assert raised.value.details["code"] == 10107
     assert len(server.commands("insert")) == 1
-
-
-class Unhurried(BackpressurePolicy):
-    """Leaves time between two attempts, for somebody else to take the connection."""
-
-    def pause(self, context):
-        return 0.1
 
 
 async def test_a_retry_that_gets_no_connection_raises_the_error_before(rig, instrument):
@@ -256,22 +257,6 @@ async def test_an_error_that_stands_for_another_keeps_its_own_server(rig, serve,
     assert first.server == tried[0]
     assert f"by {tried[0]}" in str(raised.value)
     assert second.server == tried[1]
-
-
-class Pools(ConnectionPoolListener):
-    def __init__(self):
-        self.cleared = 0
-
-    def pool_cleared(self, event):
-        self.cleared += 1
-
-    def _ignored(self, event):
-        pass
-
-    pool_created = pool_ready = pool_closed = _ignored
-    connection_created = connection_ready = connection_closed = _ignored
-    connection_check_out_started = connection_check_out_failed = _ignored
-    connection_checked_out = connection_checked_in = _ignored
 
 
 async def test_the_topology_hears_of_each_failed_attempt(rig, instrument):

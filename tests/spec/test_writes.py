@@ -18,15 +18,15 @@ from pymongo.errors import (
 )
 
 import otel_retry
-from otel_retry.policies import BackpressurePolicy
 from tests.fakes.wire_server import DROP, FakeServer, error, sharded
-from tests.flavours import Commands, resolve
+from tests.flavours import resolve
 from tests.spec.rig import (
     LABEL,
     NETWORK,
     POLICIES,
     SINGLE_RETRY,
     WRITES,
+    Observing,
     ids,
     is_transaction_number,
     server_error,
@@ -39,7 +39,7 @@ RETRYABLE_CODES = (11600, 11602, 10107, 13435, 13436, 189, 91, 7, 6, 89, 9001, 2
 
 
 @pytest.mark.parametrize(
-    "policy,write",
+    ("policy", "write"),
     [("backpressure", write) for write in WRITES.values()]
     + [(policy, WRITES["update_one"]) for policy in POLICIES[1:]],
     ids=ids,
@@ -210,27 +210,24 @@ async def test_with_retry_writes_off_a_write_is_executed_exactly_once(rig, instr
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_a_standalone_gets_no_transaction_id_and_no_retry(mongo, instrument, standalone, policy):
+async def test_a_standalone_gets_no_transaction_id_and_no_retry(rig, instrument, standalone, policy):
     instrument(policy=policy)
-    commands = Commands()
-    client = mongo.client(standalone.uri, event_listeners=[commands], retryWrites=True)
+    at = rig(standalone.uri, retryWrites=True)
     with standalone.fail_command(commands=["insert"], times=1, **NETWORK):
         with pytest.raises(AutoReconnect) as raised:
-            await resolve(client.spec.things.insert_one({}))
-    (event,) = commands.named("insert")
+            await resolve(at.collection.insert_one({}))
+    (event,) = at.commands.named("insert")
     assert "txnNumber" not in event.command
     assert not raised.value.has_error_label(LABEL)
-    await resolve(client.admin.command("ping"))
 
 
-async def test_a_read_of_a_standalone_is_retried(mongo, instrument, standalone):
+async def test_a_read_of_a_standalone_is_retried(rig, instrument, standalone):
     """Seed 000, "Supported Server Versions": reads need no replica set."""
     instrument()
-    commands = Commands()
-    client = mongo.client(standalone.uri, event_listeners=[commands])
+    at = rig(standalone.uri)
     with standalone.fail_command(commands=["find"], times=1, **NETWORK):
-        await resolve(client.spec.things.find_one({}))
-    assert commands.count("find") == 2
+        await resolve(at.collection.find_one({}))
+    assert at.commands.count("find") == 2
 
 
 async def test_transaction_numbers_grow_with_each_write_and_outlive_the_session(rig, instrument):
@@ -380,7 +377,7 @@ async def test_before_4_4_the_driver_labels_by_code(rig, serve, instrument, code
 
 
 @needs_old_servers
-@pytest.mark.parametrize("kind,attempts", [("primary", 2), ("mongos", 1)])
+@pytest.mark.parametrize(("kind", "attempts"), [("primary", 2), ("mongos", 1)])
 async def test_before_4_4_only_a_mongod_may_have_a_retryable_write_concern_error(
     rig, serve, instrument, kind, attempts
 ):
@@ -406,17 +403,6 @@ async def test_a_network_error_has_the_label_where_writes_are_retried(rig, instr
     with pytest.raises(AutoReconnect) as raised:
         await resolve(at.collection.insert_one({}))
     assert raised.value.has_error_label(LABEL) is retry_writes
-
-
-class Observing(BackpressurePolicy):
-    """The default policy, and a record of what it was told."""
-
-    def __init__(self):
-        self.failures = []
-
-    def is_retryable(self, context):
-        self.failures.append(context.failure)
-        return super().is_retryable(context)
 
 
 async def test_a_connection_that_cannot_be_made_is_labelled_and_retried(rig, instrument, proxy):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, assert_type
+from typing import TYPE_CHECKING, Any, assert_type
 
-from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import PyMongoError
 from pymongo.read_preferences import Nearest
 
@@ -12,16 +11,29 @@ import otel_retry
 from otel_retry import (
     RULES,
     Attempt,
+    BackpressurePolicy,
+    CurrentPolicy,
+    DefaultRetryPolicy,
+    DriverPolicy,
     Failure,
+    FallthroughRetryPolicy,
+    IdempotenceAware,
     Kind,
+    Logging,
+    OncePolicy,
     OperationKind,
+    PersistentPolicy,
     Phase,
     Reason,
     RetryContext,
     RetryDecision,
     RetryPolicy,
+    SecondaryFallbackPolicy,
     SettingError,
 )
+
+if TYPE_CHECKING:
+    from pymongo import AsyncMongoClient, MongoClient
 
 
 class Mine(RetryPolicy):
@@ -77,6 +89,27 @@ def switch_on_and_off() -> None:
     otel_retry.setup_otlp(service_name="shop")
     otel_retry.setup_otlp("shop", policy=Mine())
     otel_retry.uninstrument()
+
+
+def ready_made() -> list[RetryPolicy]:
+    return [
+        BackpressurePolicy(),
+        CurrentPolicy(),
+        OncePolicy(),
+        PersistentPolicy(),
+        DriverPolicy(),
+        DefaultRetryPolicy(),
+        FallthroughRetryPolicy(),
+        SecondaryFallbackPolicy(),
+        Logging(IdempotenceAware(Mine())),
+    ]
+
+
+def vouched(client: MongoClient[dict[str, Any]]) -> None:
+    with otel_retry.idempotent():
+        client.db.coll.update_many({}, {"$inc": {"n": 1}})
+    with otel_retry.idempotent(False):
+        client.db.coll.delete_many({})
 
 
 def one_client(client: MongoClient[dict[str, Any]], asynchronous: AsyncMongoClient[dict[str, Any]]) -> None:

@@ -321,10 +321,11 @@ HOSTILE_DETAILS = st.one_of(
         },
     ),
 )
-# PyMongo may change how it keeps what the server sent; these keep it as it came.
 
 
-class Raw(OperationFailure):
+class RawError(OperationFailure):
+    """PyMongo may change how it keeps what the server sent; this and the next two keep it as it came."""
+
     def __init__(self, code: Any, details: Any) -> None:
         super().__init__("raw")
         self._raw = code, details
@@ -338,7 +339,7 @@ class Raw(OperationFailure):
         return self._raw[1]
 
 
-class RawBulk(BulkWriteError):
+class RawBulkError(BulkWriteError):
     def __init__(self, code: Any, details: Any) -> None:
         super().__init__({})
         self._raw = details
@@ -348,7 +349,7 @@ class RawBulk(BulkWriteError):
         return self._raw
 
 
-class RawNetwork(AutoReconnect):
+class RawNetworkError(AutoReconnect):
     def __init__(self, code: Any, details: Any) -> None:
         super().__init__("raw")
         self.errors = self.details = details
@@ -366,12 +367,12 @@ def sane(failure: Failure) -> bool:
 
 @patient
 @given(
-    make=st.sampled_from([Raw, RawBulk, RawNetwork]),
+    make=st.sampled_from([RawError, RawBulkError, RawNetworkError]),
     code=HOSTILE_NUMBERS,
     details=HOSTILE_DETAILS,
     phase=st.sampled_from(Phase),
 )
-@example(make=RawBulk, code=None, details={"writeConcernErrors": [{"code": [91]}]}, phase=Phase.SENT)
+@example(make=RawBulkError, code=None, details={"writeConcernErrors": [{"code": [91]}]}, phase=Phase.SENT)
 def test_whatever_a_server_sends_the_facts_are_sane(make, code, details, phase):
     error = make(code, details)
 

