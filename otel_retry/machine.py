@@ -33,6 +33,7 @@ from otel_retry.events import (
 )
 from otel_retry.logs import warn_once
 from otel_retry.policy import RetryContext, RetryDecision, RetryPolicy, Rules
+from otel_retry.rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,6 +134,7 @@ class RetryMachine:
         "_policy",
         "_rules",
         "_started",
+        "_witness",
         "retries",
         "total_retries",
     )
@@ -146,12 +148,14 @@ class RetryMachine:
         budget: TokenBucket | None,
         jitter: Callable[[], float],
         attempt_started: float | None = None,
+        witness: Callable[[Rule, bool, str], None] | None = None,
     ) -> None:
         self._facts = facts
         self._policy = policy
         self._rules = rules
         self._budget = budget
         self._jitter = jitter
+        self._witness = witness
         self._history: list[Attempt] = []
         self._error: BaseException | None = None
         self._overloaded = False
@@ -237,22 +241,29 @@ class RetryMachine:
             return self._error
         return failure.error
 
+    def _breaks(self, rule: Rule, broken: bool, note: str = "") -> bool:
+        """Each question passes through here, so that whoever wants to can watch the machine think."""
+        if self._witness is not None:
+            self._witness(rule, not broken, note)
+        return broken
+
     def _refusal(self, failure: Failure, situation: Situation) -> Reason | None:
         """What is settled before any policy is asked."""
-        if failure.kind in _NEVER_RETRIED:
+        if self._breaks(Rule.MENDABLE, failure.kind in _NEVER_RETRIED):
             return Reason.NOT_RETRYABLE
-        if failure.kind is Kind.NO_SERVER and self.retries:
-            return Reason.NO_SERVER  # seeds 000 3a, 002, 003: a retry that finds no server ends it
-        if not self._facts.enabled or not situation.acknowledged:
-            return (
-                Reason.NOT_RETRYABLE
-            )  # w: 0 is never repeated (seeds 002, 003, "Unsupported Write Operations")
-        if (
+        if self._breaks(Rule.SERVER_FOUND, failure.kind is Kind.NO_SERVER and self.retries > 0):
+            return Reason.NO_SERVER
+        if self._breaks(Rule.ENABLED, not self._facts.enabled):
+            return Reason.NOT_RETRYABLE
+        if self._breaks(Rule.ACKNOWLEDGED, not situation.acknowledged):
+            return Reason.NOT_RETRYABLE
+        if self._breaks(
+            Rule.OUTSIDE_TRANSACTION,
             situation.in_transaction
             and self._facts.kind is not OperationKind.TRANSACTION_END
-            and not self._may_repeat_by_label(failure)
+            and not self._may_repeat_by_label(failure),
         ):
-            return Reason.NOT_RETRYABLE  # seed 003, "Retryable Writes Within Transactions"; seed 000 2a
+            return Reason.NOT_RETRYABLE
         return None
 
     def _verdict(self, failure: Failure, situation: Situation) -> Retry | Ignore | Reason:
@@ -260,30 +271,22 @@ class RetryMachine:
         if refusal is not None:
             return refusal
         decision = self._ask(failure, situation)
-        if decision.action == "rethrow":
+        if self._breaks(Rule.POLICY, decision.action == "rethrow", decision.because):
             return decision.reason
         if decision.action == "ignore":
             return Ignore(failure=failure)
-        if not (
-            failure.nothing_executed
-            or situation.retryable
-            or situation.idempotent
-            or self._facts.kind is OperationKind.TRANSACTION_END
-        ):
-            return (
-                Reason.NOT_RETRYABLE
-            )  # at most once: it may have been applied, and nothing marks it as the same
-
+        if self._breaks(Rule.AT_MOST_ONCE, not self._may_be_sent_again(failure, situation)):
+            return Reason.NOT_RETRYABLE
         limit = self._rules.overload_retries
-        if self._overloaded and limit is not None and self.retries >= limit:
-            return Reason.LIMIT  # seed 001, rule 4: also under CSOT, also for what follows an overload
-        delay = decision.delay
-        if failure.overloaded:
-            hint = failure.base_backoff if self._rules.honours_server_backoff else None
-            delay = max(delay, self._rules.backoff.delay(self.retries, self._jitter(), hint))  # rule 5
-        if situation.remaining is not None and delay >= situation.remaining:
-            return Reason.DEADLINE  # not slept, and it costs no token
-        if self._budget is not None and not self._budget.try_withdraw():
+        if self._breaks(
+            Rule.OVERLOAD_LIMIT, self._overloaded and limit is not None and self.retries >= limit
+        ):
+            return Reason.LIMIT
+        delay = self._delay_before_retry(failure, decision)
+        if self._breaks(Rule.DEADLINE, situation.remaining is not None and delay >= situation.remaining):
+            return Reason.DEADLINE
+        # Last of all, because asking changes the bucket.
+        if self._breaks(Rule.BUDGET, self._budget is not None and not self._budget.try_withdraw()):
             return Reason.BUDGET
         return Retry(
             delay=delay,
@@ -293,6 +296,21 @@ class RetryMachine:
             deprioritise=situation.sharded or (failure.overloaded and self._rules.deprioritises_overloaded),
             read_preference=decision.read_preference,
         )
+
+    def _may_be_sent_again(self, failure: Failure, situation: Situation) -> bool:
+        return (
+            failure.nothing_executed
+            or situation.retryable
+            or bool(situation.idempotent)
+            or self._facts.kind is OperationKind.TRANSACTION_END
+        )
+
+    def _delay_before_retry(self, failure: Failure, decision: RetryDecision) -> float:
+        """Seed 001, rule 5: an overload makes it wait, whatever the policy would like."""
+        if not failure.overloaded:
+            return decision.delay
+        hint = failure.base_backoff if self._rules.honours_server_backoff else None
+        return max(decision.delay, self._rules.backoff.delay(self.retries, self._jitter(), hint))
 
     def _may_repeat_by_label(self, failure: Failure) -> bool:
         return RETRYABLE_ERROR in failure.labels and (
@@ -316,7 +334,7 @@ class RetryMachine:
         )
         policy = type(self._policy).__qualname__
         try:
-            decision = cast("object", _method_for(self._policy, context)(context))
+            decision = cast("object", method_for(self._policy, context)(context))
         except Exception:
             warn_once(
                 f"policy raised: {policy}",
@@ -348,7 +366,7 @@ class RetryMachine:
         )
 
 
-def _method_for(policy: RetryPolicy, context: RetryContext) -> Callable[[RetryContext], RetryDecision]:
+def method_for(policy: RetryPolicy, context: RetryContext) -> Callable[[RetryContext], RetryDecision]:
     """Which method hears of which failure: the table in docs/policies.md."""
     failure = context.failure
     if failure.phase is not Phase.SENT or failure.code in _SERVER_SAYS_UNAVAILABLE:

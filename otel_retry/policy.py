@@ -115,21 +115,25 @@ class RetryDecision:
     delay: float = 0.0
     read_preference: Any = None
     reason: Reason = Reason.POLICY
+    because: str = ""
+    """A sentence for `otel-retry explain`: which rule of which text, or what the policy has in mind."""
 
     @classmethod
-    def retry(cls, *, delay: float = 0.0, read_preference: Any = None) -> RetryDecision:
+    def retry(cls, *, delay: float = 0.0, read_preference: Any = None, because: str = "") -> RetryDecision:
         """Try again on the same host. `delay` in seconds; overload backoff may make it longer, never shorter."""
-        return cls("retry", delay, read_preference)
+        return cls("retry", delay, read_preference, because=because)
 
     @classmethod
-    def try_next_host(cls, *, delay: float = 0.0, read_preference: Any = None) -> RetryDecision:
+    def try_next_host(
+        cls, *, delay: float = 0.0, read_preference: Any = None, because: str = ""
+    ) -> RetryDecision:
         """Try again on whatever host the driver now selects."""
-        return cls("try_next_host", delay, read_preference)
+        return cls("try_next_host", delay, read_preference, because=because)
 
     @classmethod
-    def rethrow(cls, reason: Reason = Reason.POLICY) -> RetryDecision:
+    def rethrow(cls, reason: Reason = Reason.POLICY, *, because: str = "") -> RetryDecision:
         """Raise. `reason` is what spans and metrics will say."""
-        return cls("rethrow", reason=reason)
+        return cls("rethrow", reason=reason, because=because)
 
     @classmethod
     def ignore(cls) -> RetryDecision:

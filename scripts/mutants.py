@@ -34,21 +34,22 @@ MUTANTS = (
     Mutant(
         "the budget is checked",
         "machine.py",
-        "if self._budget is not None and not self._budget.try_withdraw():",
-        "if self._budget is not None and self._budget.try_withdraw() is None:",
+        "self._budget is not None and not self._budget.try_withdraw()):",
+        "self._budget is not None and self._budget.try_withdraw() is None):",
     ),
     Mutant(
         "the token is taken before the sleep, not after it",
         "machine.py",
-        "        if self._budget is not None and not self._budget.try_withdraw():\n            return Reason.BUDGET\n",
+        "        if self._breaks(Rule.BUDGET, self._budget is not None and not self._budget.try_withdraw()):\n"
+        "            return Reason.BUDGET\n",
         "",
     ),
     Mutant(
         "the token is taken last, after the deadline was asked",
         "machine.py",
-        "        if situation.remaining is not None and delay >= situation.remaining:",
+        "        delay = self._delay_before_retry(failure, decision)\n",
         "        if self._budget is not None and not self._budget.try_withdraw():\n            return Reason.BUDGET\n"
-        "        if situation.remaining is not None and delay >= situation.remaining:",
+        "        delay = self._delay_before_retry(failure, decision)\n",
     ),
     Mutant(
         "the error raised is the last that may have written",
@@ -137,14 +138,14 @@ MUTANTS = (
     Mutant(
         "an unacknowledged write is never repeated",
         "machine.py",
-        "if not self._facts.enabled or not situation.acknowledged:",
-        "if not self._facts.enabled:",
+        "self._breaks(Rule.ACKNOWLEDGED, not situation.acknowledged)",
+        "self._breaks(Rule.ACKNOWLEDGED, False)",
     ),
     Mutant(
         "retryReads and retryWrites gate",
         "machine.py",
-        "if not self._facts.enabled or not situation.acknowledged:",
-        "if not situation.acknowledged:",
+        "self._breaks(Rule.ENABLED, not self._facts.enabled)",
+        "self._breaks(Rule.ENABLED, False)",
     ),
     Mutant(
         "an overloaded server is deprioritised",

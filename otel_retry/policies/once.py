@@ -13,6 +13,7 @@ class OncePolicy(SpecifiedPolicy):
     rules = ONCE
     read_codes = SEED_READ_CODES
     knows_overload = False
+    limit_text = 'seed 002 "Executing Retryable Write Commands": never more than one retry'
 
     def may_retry_again(self, context: RetryContext) -> bool:
         return context.retries < 1  # "MUST NOT attempt to retry with the same transaction ID more than once"

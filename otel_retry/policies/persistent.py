@@ -19,6 +19,7 @@ class PersistentPolicy(SpecifiedPolicy):
     rules = PERSISTENT
     read_codes = SEED_READ_CODES
     knows_overload = False
+    limit_text = "seed 000 3: the second socket timeout ends it"
 
     def may_retry_again(self, context: RetryContext) -> bool:
         # Seed 000 3: the second socket timeout, consecutive or not, ends it, where socketTimeoutMS set the timeout;

@@ -33,9 +33,6 @@ class SpecifiedPolicy(RetryPolicy):
         return context.overload_seen or context.retries < 1 or context.remaining is not None
 
     def on_unavailable(self, context: RetryContext) -> RetryDecision:
-        if context.failure.kind is Kind.NO_SERVER:
-            # Seeds 000 1, 002, 003: the caller may infer that no attempt was made.
-            return RetryDecision.rethrow(Reason.NO_SERVER)
         return self._decide(context)
 
     def on_read_timeout(self, context: RetryContext) -> RetryDecision:
@@ -47,27 +44,38 @@ class SpecifiedPolicy(RetryPolicy):
     def on_request_error(self, context: RetryContext) -> RetryDecision:
         return self._decide(context)
 
+    limit_text = 'seed 003 "Executing Retryable Write Commands": one retry, or any number under a deadline'
+
     def _decide(self, context: RetryContext) -> RetryDecision:
-        if not self.is_retryable(context):
-            return RetryDecision.rethrow(Reason.NOT_RETRYABLE)
+        if context.failure.kind is Kind.NO_SERVER:
+            because = "seed 000 1, seeds 002, 003: the caller may infer that no attempt was made"
+            return RetryDecision.rethrow(Reason.NO_SERVER, because=because)
+        retryable, because = self.judge(context)
+        if not retryable:
+            return RetryDecision.rethrow(Reason.NOT_RETRYABLE, because=because)
         if not self.may_retry_again(context):
-            return RetryDecision.rethrow(Reason.LIMIT)
-        return RetryDecision.try_next_host(delay=self.pause(context))
+            return RetryDecision.rethrow(Reason.LIMIT, because=self.limit_text)
+        return RetryDecision.try_next_host(delay=self.pause(context), because=because)
 
     def pause(self, context: RetryContext) -> float:  # noqa: ARG002
         """Seconds to wait, apart from what an overload demands."""
         return 0.0
 
-    def is_retryable(self, context: RetryContext) -> bool:
+    def judge(self, context: RetryContext) -> tuple[bool, str]:
+        """Does the text call this error of this operation retryable, and where does it say so?"""
         failure = context.failure
         if (
             self.knows_overload
             and RETRYABLE_ERROR in failure.labels
             and (failure.overloaded or self.rules.labels_without_overload)
         ):
-            return True  # seed 001, rule 4: every command, also those that are not retryable otherwise
+            return True, "seed 001, rule 4: the server says that every command may be repeated"
         if not context.retryable:
-            return False
+            return False, 'seed 000 "Unsupported Read Operations", seed 003 "Unsupported Write Operations"'
         if context.kind is OperationKind.READ:
-            return failure.kind in self.read_kinds or failure.code in self.read_codes
-        return RETRYABLE_WRITE_ERROR in failure.labels  # seed 003, "Determining Retryable Errors"
+            found = failure.kind in self.read_kinds or failure.code in self.read_codes
+            return found, 'seed 000 "Retryable Error": network errors and the codes listed there'
+        return (
+            RETRYABLE_WRITE_ERROR in failure.labels,
+            'seed 003 "Determining Retryable Errors": the label RetryableWriteError',
+        )

@@ -21,6 +21,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
+from tests.flavours import Commands
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -212,35 +214,51 @@ def all_are_clients(spans: Iterable[ReadableSpan]) -> bool:
     return all(span.kind is SpanKind.CLIENT for span in spans)
 
 
-async def interrupted(mongo: Flavour, operate: Callable[[], Any], *, after: float = 0.05) -> BaseException:
-    """Run an operation and cancel it in this very context after `after` seconds: what a deadline of asyncio does, or
-    Ctrl-C. Answers with what came out.
-    """
-    if mongo.is_async:
+class Interrupter(Commands):
+    """Cancels an operation while its command is under way: as a timeout of asyncio does it, or Ctrl-C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._armed: str | None = None
+        self._timer: threading.Timer | None = None
+
+    def started(self, event: Any) -> None:
+        super().started(event)
+        if event.command_name != self._armed:
+            return
+        self._armed = None
         try:
-            async with asyncio.timeout(after):
+            task = asyncio.current_task()
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            task = None
+        if task is not None and self._is_async:
+            loop.call_later(0.02, task.cancel)
+            return
+        # To this thread and no other, so that the blocking call is what ends.
+        self._timer = threading.Timer(0.02, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+        self._timer.start()
+
+    async def interrupt(self, mongo: Flavour, operate: Callable[[], Any], command: str) -> None:
+        """Run the operation in this very context; it must not answer before the interruption comes."""
+        self._armed, self._is_async = command, mongo.is_async
+        if mongo.is_async:
+            with pytest.raises(asyncio.CancelledError):
                 await operate()
-        except TimeoutError as error:
-            return error
-        raise AssertionError("it ended before it was cancelled")
+            asyncio.current_task().uncancel()
+            return
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    # To this thread and no other, so that the blocking call is what ends.
-    timer = threading.Timer(after, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
-    timer.start()
-    try:
-        operate()
-        timer.join()
-    except KeyboardInterrupt as error:
-        return error
-    finally:
-        timer.cancel()
-        timer.join()
-        signal.signal(signal.SIGUSR1, before)
-    raise AssertionError("it ended before it was cancelled")
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                operate()
+        finally:
+            if self._timer is not None:
+                self._timer.join()
+            signal.signal(signal.SIGUSR1, before)
 
 
 async def first_of(cursor: Any) -> Any:

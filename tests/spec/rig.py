@@ -78,14 +78,14 @@ class Pools(ConnectionPoolListener):
 
 
 class Observing(BackpressurePolicy):
-    """The default policy, and a record of what it was told."""
+    """The default policy, and a record of the failures that it called retryable."""
 
     def __init__(self) -> None:
         self.failures: list[Failure] = []
 
-    def is_retryable(self, context: RetryContext) -> bool:
+    def may_retry_again(self, context: RetryContext) -> bool:
         self.failures.append(context.failure)
-        return super().is_retryable(context)
+        return super().may_retry_again(context)
 
 
 class Unhurried(BackpressurePolicy):

@@ -305,7 +305,7 @@ class TestLimit:
     async def test_after_an_overload_the_limit_holds_for_other_errors_as_well(
         self, empty: Any, deployment: Deployment, on_wait: list[Callable[[], Any]], sent: Commands
     ) -> None:
-        on_wait.append(lambda: deployment.fail_command(commands=["find"], **UNREACHABLE))
+        on_wait.append(lambda: deployment.fail_command(commands=["find"], times=9, **UNREACHABLE))
         deployment.fail_command(commands=["find"], times=1, **OVERLOAD)
         with pytest.raises(OperationFailure) as raised:
             await resolve(empty.items.find_one({}))

@@ -81,6 +81,18 @@ async def test_a_client_older_than_instrument_says_so_on_its_next_connection(
     assert all(hello.get("backpressure") == EXPECTED for hello in server.handshakes)
 
 
+async def test_policy_driver_leaves_the_handshake_to_pymongo(
+    mongo: Flavour, server: FakeServer, instrument: Callable[..., None]
+) -> None:
+    """Below 4.17 PyMongo's own loop knows no backpressure: to say otherwise would be a lie."""
+    instrument("driver")
+    await ping(mongo, server)
+    await mongo.close()
+    assert {hello.get("backpressure") for hello in server.handshakes} == {
+        EXPECTED if SPEAKS_BY_ITSELF else None
+    }
+
+
 async def test_after_uninstrument_pymongo_says_what_it_said_before(
     mongo: Flavour, server: FakeServer
 ) -> None:
