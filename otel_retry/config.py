@@ -188,3 +188,21 @@ def otlp_protocol(signal: str, environment: Mapping[str, str] | None = None) -> 
         if value:
             raise SettingError(f"{variable} is {value!r}: it takes grpc or http/protobuf")
     return "grpc"
+
+
+def otlp_endpoint(environment: Mapping[str, str] | None = None) -> str:
+    """Where the exporters of traces send to, by OpenTelemetry's own variables and defaults."""
+    environment = os.environ if environment is None else environment
+    default = (
+        "http://localhost:4317" if otlp_protocol("TRACES", environment) == "grpc" else "http://localhost:4318"
+    )
+    return (
+        environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+        or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        or default
+    )
+
+
+def source_of(variable: str) -> str | None:
+    """A variable's value as it stands, or None."""
+    return os.environ.get(variable) or None
