@@ -7,7 +7,7 @@ PYMONGO_MATRIX := 4.9.2 4.13.2 4.16.0 4.17.0 4.19.0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test unit lint format matrix conformance mutants clean
+.PHONY: help install demo test unit lint format matrix conformance mutants clean
 
 help:  ## what can be done
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -37,6 +37,16 @@ lint: $(STAMP)  ## ruff, format, mypy strict
 format: $(STAMP)  ## let ruff mend what it can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+.venvs/demo/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "otel_retry needs Python 3.11 or later, this is " + sys.version)'
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade pip
+	$(@D)/bin/python -m pip install --quiet -e '.[demo]'
+	@touch $@
+
+demo: .venvs/demo/.installed  ## a real MongoDB, a shop, three scenes, a report (ARGS="--policy driver")
+	.venvs/demo/bin/otel-retry demo --html .cache/demo.html $(ARGS)
 
 matrix: $(addprefix matrix-,$(PYMONGO_MATRIX))  ## the suite on each supported PyMongo
 

@@ -7,6 +7,7 @@ is there to catch it: it is logged, and the default holds.
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +191,16 @@ def otlp_protocol(signal: str, environment: Mapping[str, str] | None = None) -> 
     return "grpc"
 
 
+def otlp_wanted(signal: str, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a signal is to be exported at all: `OTEL_METRICS_EXPORTER=none` is for backends that take traces only."""
+    environment = os.environ if environment is None else environment
+    variable = f"OTEL_{signal}_EXPORTER"
+    value = environment.get(variable, "").strip().lower()
+    if value not in {"", "otlp", "none"}:
+        raise SettingError(f"{variable} is {value!r}: setup_otlp takes otlp or none")
+    return value != "none"
+
+
 def otlp_endpoint(environment: Mapping[str, str] | None = None) -> str:
     """Where the exporters of traces send to, by OpenTelemetry's own variables and defaults."""
     environment = os.environ if environment is None else environment
@@ -206,3 +217,24 @@ def otlp_endpoint(environment: Mapping[str, str] | None = None) -> str:
 def source_of(variable: str) -> str | None:
     """A variable's value as it stands, or None."""
     return os.environ.get(variable) or None
+
+
+def otlp_http_endpoint(environment: Mapping[str, str] | None = None) -> str | None:
+    """An OTLP endpoint over HTTP that somebody has set, or that answers on localhost; None: neither.
+
+    A gRPC endpoint on the usual port has its HTTP twin on the next one.
+    """
+    environment = os.environ if environment is None else environment
+    given = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip().rstrip("/")
+    if given:
+        return given.replace(":4317", ":4318") if given.endswith(":4317") else given
+    try:
+        with socket.create_connection(("localhost", 4318), timeout=0.5):
+            return "http://localhost:4318"
+    except OSError:
+        return None
+
+
+def inherited() -> dict[str, str]:
+    """The whole environment, for a process of ours."""
+    return dict(os.environ)

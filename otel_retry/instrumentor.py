@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def _equip(client: Any, state: ClientState, options: ClientOptions) -> None:
     """A client is seen for the first time: what it reports to, and what has to be heard from the start."""
     try:
-        mute_contrib()
+        if state.settings.enabled:
+            mute_contrib()
         state.telemetry = _hub.telemetry_for(state, traces_itself=options.traces_itself)
         if options.traces_itself:
             logger.info(
@@ -99,7 +100,8 @@ def setup_otlp(service_name: str, *, policy: str | RetryPolicy | None = None, **
 def switch_on(settings: Settings) -> None:
     """What `instrument` does once its settings are known."""
     forget_warnings()
-    mute_contrib()
+    if settings.enabled:
+        mute_contrib()
     for client, state in _registry.clients():
         stop_listening(client, state)
     _registry.clear()

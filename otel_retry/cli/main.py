@@ -12,6 +12,7 @@ from rich.table import Table
 
 from otel_retry.cli import doctor as doctoring
 from otel_retry.cli.catalogue import ERRORS, LABELS, OPERATIONS, ErrorShape
+from otel_retry.cli.demo_command import demo
 from otel_retry.cli.explaining import MOST_ATTEMPTS, Case, Round, explain
 from otel_retry.cli.operations_page import page, rows
 from otel_retry.config import SettingError, parse_policy
@@ -33,6 +34,9 @@ MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"
 @click.version_option(__version__, prog_name="otel-retry")
 def cli() -> None:
     """See what retries of PyMongo do, and why."""
+
+
+cli.add_command(demo)
 
 
 @cli.command()

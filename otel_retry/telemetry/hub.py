@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import metrics
-
 from otel_retry.telemetry import Telemetry, make_meter, make_tracer
 from otel_retry.telemetry.metrics import Instruments
 
@@ -69,6 +67,5 @@ class TelemetryHub:
 
 
 def metrics_are_collected(provider: Any) -> bool:
-    """Whether anybody would see a metric: the API's own providers drop them all."""
-    found = metrics.get_meter_provider() if provider is None else provider
-    return not type(found).__module__.startswith("opentelemetry.metrics")
+    """Whether anybody would see a metric: the API's own meters drop them all, and a disabled SDK hands those out."""
+    return not type(make_meter(provider)).__module__.startswith("opentelemetry.metrics")

@@ -91,7 +91,7 @@ async def test_attributes_are_exactly_those_of_the_table(connect, things, watch,
     client = connect()
     collection = things(client)
     await resolve(collection.find_one({}))
-    host, port = client.address if not hasattr(client.address, "__await__") else await client.address
+    host, port = (rig.command().attributes[key] for key in ("server.address", "server.port"))
     fail(client, "find", times=1, **OVERLOAD)
     await resolve(collection.find_one({}))
     fail(client, "find", **OVERLOAD)
@@ -110,10 +110,9 @@ async def test_attributes_are_exactly_those_of_the_table(connect, things, watch,
         "db.collection.name": collection.name,
         **server,
     }
-    assert found("db.client.operation.duration") == [
-        everything,
-        {**everything, "error.type": "OperationFailure"},
-    ]
+    assert found("db.client.operation.duration") == sorted(
+        [everything, {**everything, "error.type": "OperationFailure"}], key=str
+    )
     assert found("mongodb.client.attempt.duration") == sorted(
         [
             {**operation, **server, "mongodb.retry.outcome": "ok"},
@@ -368,28 +367,24 @@ async def test_collections_beyond_the_limit_are_other(mongo, watch, rig):
     assert rig.operations[45].name == "find db.c45"  # a span has the name all the same
 
 
-async def test_ten_thousand_collections_leave_bounded_sets_and_caches(mongo, watch, rig):
+def test_ten_thousand_collections_leave_bounded_sets_and_caches(watch, rig, deployment):
     watch()
-    with FakeServer("mongos") as server:
-        client = mongo.client(server.uri)
-        await resolve(client.db.c.find_one({}))
-        telemetry = instrumentor._registry.of(client).telemetry
+    with pymongo.MongoClient(deployment.uri) as client:
+        client.db.c.find_one({})
+        state = instrumentor._registry.of(client)
         for number in range(10_000):
             # What an operation does but for the network.
-            started = telemetry.start("find", "db", f"collection{number}")
-            started.address = ("127.0.0.1", server.port)
+            started = state.telemetry.start("find", "db", f"collection{number}")
+            started.address = ("127.0.0.1", 27017)
             started.end(None)
             if not number % 1000:
                 rig.clear()
-        await mongo.close()
 
-    names = {
-        point.attributes.get("db.collection.name") for point in rig.points("db.client.operation.duration")
-    }
-    assert len(rig.points("db.client.operation.duration")) <= 202
-    assert "_other" in names
-    assert len(telemetry._naming._known) <= 2000
-    assert len(telemetry._naming._collections) <= 200
+    points = rig.points("db.client.operation.duration")
+    assert len(points) <= 203
+    assert rig.by("db.client.operation.duration", "db.collection.name")["_other"] >= 9_800
+    assert len(state.telemetry._naming._known) <= 2000
+    assert len(state.telemetry._naming._collections) <= 200
 
 
 @defect("collections are bounded and databases are not: one for each tenant makes one set for each tenant")
@@ -417,6 +412,7 @@ async def test_exemplars_carry_the_trace_of_the_operation(connect, things, watch
         await resolve(things(client).find_one({}))
 
     span = rig.operation().context
+    collected = rig.metrics()  # once: a collection takes the exemplars along
     for name in (
         "db.client.operation.duration",
         "mongodb.client.attempt.duration",
@@ -425,13 +421,19 @@ async def test_exemplars_carry_the_trace_of_the_operation(connect, things, watch
         "mongodb.retry.backoff",
         "mongodb.retry.gave_up",
     ):
-        [point] = rig.points(name)
+        [point] = collected[name].data.data_points
         assert point.exemplars, name
         for exemplar in point.exemplars:
             assert (exemplar.trace_id, exemplar.span_id) == (span.trace_id, span.span_id), name
 
 
 # Agreement
+
+
+BULK_BY_DRIVER = defect(
+    "under policy driver nobody hears that a command of a bulk write is done",
+    pymongo.version_tuple[:2] >= (4, 17),
+)
 
 
 async def mixed(collection: Any, number: int) -> None:
@@ -457,7 +459,7 @@ async def mixed(collection: Any, number: int) -> None:
             await resolve(collection.count_documents({}))
 
 
-@pytest.mark.parametrize("policy", ["backpressure", "current", "driver"])
+@pytest.mark.parametrize("policy", ["backpressure", "current", pytest.param("driver", marks=BULK_BY_DRIVER)])
 async def test_metrics_spans_and_events_agree_to_the_unit(
     connect, things, watch, rig, deployment, delays, policy, monkeypatch
 ):
@@ -466,14 +468,14 @@ async def test_metrics_spans_and_events_agree_to_the_unit(
     watch(policy=policy)
     client = connect(event_listeners=[heard])
     with suppress_instrumentation():
-        await resolve(things(client).insert_many([{"n": number} for number in range(5)]))
+        # By another client: background tasks of the asynchronous one inherit the context of its first operation.
+        await resolve(things(connect()).insert_many([{"n": number} for number in range(5)]))
         deployment.fail_command(
-            commands=["find", "insert", "update", "aggregate", "killCursors"],
+            commands=["find", "insert", "update", "aggregate"],
             probability=0.45,
             appName=client.options.pool_options.appname,
             **OVERLOAD,
         )
-    heard.clear()
     raised = 0
     for number in range(80):
         try:
@@ -512,15 +514,17 @@ async def test_metrics_spans_and_events_agree_to_the_unit(
     before = {link.context.span_id for span in commands for link in span.links}
     chained = [span for span in commands if span.links or span.context.span_id in before]
     assert rig.total("mongodb.client.attempt.duration") == len(chained)
+    # An attempt may fail though the server said ok: a duplicate key is in the reply.
+    in_vain = {rig.children(span)[-1].context.span_id for span in failed}
     assert rig.by("mongodb.client.attempt.duration", "mongodb.retry.outcome") == Counter(
-        "ok" if span.status.is_ok else "error" for span in chained
+        "ok" if span.status.is_ok and span.context.span_id not in in_vain else "error" for span in chained
     )
     assert len([span for span in commands if span.links]) == retries
     if policy == "backpressure":
         where = {"mongodb.client": name_of(client)}
         assert rig.total("mongodb.retry.budget.consumed", where) == retries
         assert otel_retry.budget(client).consumed == retries
-    assert raised >= len([span for span in failed if span.attributes["db.operation.name"] != "killCursors"])
+    assert raised >= len(failed)
     assert not rig.open
     if policy != "driver" or pymongo.version_tuple[:2] >= (4, 17):
         assert retries > 5

@@ -200,14 +200,7 @@ WRONG = """
     ("variable", "options", "takes"),
     [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", {}, ["grpc", "http/protobuf"]),
-        pytest.param(
-            "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL",
-            {},
-            ["grpc", "http/protobuf"],
-            marks=pytest.mark.xfail(
-                reason="otlp.py: the exporter and thread for spans are there before the protocol for metrics is read"
-            ),
-        ),
+        ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", {}, ["grpc", "http/protobuf"]),
         ("OTEL_RETRY_POLICY", {}, ["backpressure", "driver"]),
         ("OTEL_RETRY_METRICS", {"policy": "once"}, ["true", "false"]),
     ],
@@ -226,7 +219,6 @@ def test_a_wrong_setting_is_an_error_that_names_it_and_nothing_is_left_behind(
     assert said["threads"] == ["MainThread"]
 
 
-@pytest.mark.xfail(reason="otlp.py: OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER are not read")
 def test_a_signal_that_the_environment_does_not_want_is_not_exported(
     run, receiver, deployment, database_name
 ):
@@ -264,9 +256,6 @@ def test_the_program_ends_by_itself_in_the_exporters_time(run, deployment, datab
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.xfail(
-    reason="the SDK's own exit flushes metrics, then spans, each until its exporter gives up: 13 s"
-)
 def test_with_nobody_at_the_endpoint_the_program_ends_soon_without_any_setting(
     run, deployment, database_name
 ):

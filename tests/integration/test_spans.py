@@ -1502,6 +1502,20 @@ async def test_retries_that_pymongo_makes_by_itself_have_the_same_spans(
     assert "mongodb.retry.tokens" not in event
 
 
+@defect("under policy driver nobody hears that a command of a bulk write is done")
+async def test_the_commands_of_a_bulk_write_that_pymongo_retries_are_counted_one_by_one(
+    connect, things, watch, rig, fail, instant_driver
+):
+    watch(policy="driver")
+    client = connect()
+    await fill(things(client))
+    fail(client, "insert", times=1, errorCode=6, errorLabels=["RetryableWriteError"])
+    await resolve(things(client).bulk_write([InsertOne({}), UpdateOne({}, {"$set": {"x": 1}})]))
+
+    assert rig.attempts(rig.operation()) == [("insert", 1), ("insert", 2), ("update", 1)]
+    assert [len(span.links) for span in rig.commands] == [0, 1, 0]
+
+
 async def test_what_pymongo_gives_up_by_itself_has_an_outcome(
     connect, things, watch, rig, fail, instant_driver
 ):
