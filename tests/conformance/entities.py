@@ -18,10 +18,11 @@ from gridfs import AsyncGridFSBucket, GridFSBucket
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from pymongo import monitoring
-from pymongo.client_session import TransactionOptions
+from pymongo.asynchronous import client_session as asynchronous
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import make_read_preference, read_pref_mode_from_name
 from pymongo.server_api import ServerApi
+from pymongo.synchronous import client_session as synchronous
 from pymongo.write_concern import WriteConcern
 
 import otel_retry
@@ -475,7 +476,8 @@ class Entities:
         if "snapshotTime" in given:
             options["snapshot_time"] = self.get(given["snapshotTime"])
         if "defaultTransactionOptions" in given:
-            options["default_transaction_options"] = TransactionOptions(
+            sessions = asynchronous if self.flavour.is_async else synchronous
+            options["default_transaction_options"] = sessions.TransactionOptions(
                 **transaction_options(given["defaultTransactionOptions"])
             )
         session = self.get(spec["client"], "client").start_session(**options)

@@ -10,12 +10,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COMMAND = [sys.executable, "-c", "from otel_retry.cli import main; main()", "demo"]
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
@@ -29,7 +26,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path, str]]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, str]:
     folder = tmp_path_factory.mktemp("demo")
     done = subprocess.run(
         [
@@ -52,7 +49,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    yield json.loads((folder / "r.json").read_text()), folder, done.stdout
+    return json.loads((folder / "r.json").read_text()), folder, done.stdout
 
 
 def test_three_scenes_are_played_and_nothing_is_lost(played: Any) -> None:

@@ -183,9 +183,13 @@ async def test_operations_side_by_side_have_their_attempts_to_themselves(
         with ThreadPoolExecutor(8) as pool:
             for _ in pool.map(lambda _: database.command("ping"), range(8)):
                 pass
-    assert sent.count("ping") == 13
-    operations = {event.operation_id for event in sent.named("ping")}
-    assert len(operations) == 8
+    # Not exactly five: under concurrency the server's own count of a failpoint may run over.
+    failed = [event for event in sent.ended_events if hasattr(event, "failure")]
+    succeeded = [event.operation_id for event in sent.ended_events if not hasattr(event, "failure")]
+    assert len(failed) >= 5
+    assert sent.count("ping") == 8 + len(failed)
+    assert len(set(succeeded)) == len(succeeded) == 8
+    assert {event.operation_id for event in sent.named("ping")} == set(succeeded)
 
 
 @pytest.mark.parametrize("option", ["pymongo.timeout", "timeoutMS"])

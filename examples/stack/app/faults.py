@@ -1,4 +1,4 @@
-# ruff: noqa: INP001 - a script of its own, not part of a package
+
 """Make the shop's database refuse work now and then, as an overloaded one does: bursts of overload, a lost connection.
 
 It uses the server's failpoint `failCommand`, which exists only where mongod was started with enableTestCommands=1.

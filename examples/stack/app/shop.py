@@ -1,4 +1,4 @@
-# ruff: noqa: INP001 - a script of its own, not part of a package
+
 """A small shop that takes orders without end: plain PyMongo, no word of OpenTelemetry or of retries.
 
 `SHOP_ORDERS_PER_SECOND` is how busy it is (20); `SHOP_ORDERS` ends it after so many (0: never).
@@ -59,7 +59,7 @@ def main() -> None:
         taken = 0
         while not orders or taken < orders:
             taken += 1
-            article = random.choice(ARTICLES)  # noqa: S311 - customers are not cryptographers
+            article = random.choice(ARTICLES)
             try:
                 shop.look(article)
                 shop.order(article)
