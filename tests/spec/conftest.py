@@ -76,8 +76,8 @@ async def rig(
 def proxy(deployment: mongod.Deployment, serve: Callable[[AbstractContextManager[Any]], Any]) -> Proxy:
     """In front of the single node."""
     with MongoClient(deployment.uri) as client:
-        address = client.address
-    return serve(Proxy(address))
+        client.admin.command("ping")  # before that some versions know no address
+        return serve(Proxy(client.address))
 
 
 @pytest.fixture(scope="session")

@@ -408,8 +408,9 @@ async def test_a_network_error_has_the_label_where_writes_are_retried(rig, instr
 async def test_a_connection_that_cannot_be_made_is_labelled_and_retried(rig, instrument, proxy):
     policy = Observing()
     instrument(policy=policy)
-    at = rig(proxy.uri)
-    await resolve(at.client.address)
+    at = rig(proxy.uri, maxIdleTimeMS=1)
+    await resolve(at.client.admin.command("ping"))
+    await asyncio.sleep(0.01)  # the connection is too old now, and a new one must be made
     proxy.refuse(1)
     await resolve(at.collection.insert_one({}))
     (failure,) = policy.failures
@@ -420,8 +421,9 @@ async def test_a_connection_that_cannot_be_made_is_labelled_and_retried(rig, ins
 
 async def test_a_connection_that_cannot_be_made_is_not_labelled_with_retry_writes_off(rig, instrument, proxy):
     instrument()
-    at = rig(proxy.uri, retryWrites=False)
-    await resolve(at.client.address)
+    at = rig(proxy.uri, maxIdleTimeMS=1, retryWrites=False)
+    await resolve(at.client.admin.command("ping"))
+    await asyncio.sleep(0.01)
     proxy.refuse(1)
     with pytest.raises(ConnectionFailure) as raised:
         await resolve(at.collection.insert_one({}))
