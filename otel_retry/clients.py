@@ -120,6 +120,13 @@ class ClientRegistry:
     def empty(self) -> bool:
         return self._default is None and not self._states
 
+    @property
+    def decides(self) -> bool:
+        """Whether any client's retries are ours; False: all are PyMongo's own, or nothing is instrumented."""
+        if self._default is not None and not isinstance(self._default.policy, DriverPolicy):
+            return True
+        return any(state.decides for state in list(self._states.values()))
+
     def __len__(self) -> int:
         return len(self._states)
 

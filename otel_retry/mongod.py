@@ -224,6 +224,8 @@ class Deployment:
         self.uri = uri
         self.replica_set = replica_set
         self.nodes = nodes
+        self._disturbed = False
+        self._pids = self._seen_pids()
         self.directory = supervisor.directory if supervisor else None
         # At the interpreter's exit as well: an open pipe to a live child would otherwise end in a ResourceWarning.
         self._close = weakref.finalize(self, supervisor.close) if supervisor else None
@@ -271,6 +273,7 @@ class Deployment:
 
     def step_down(self, seconds: int = 1) -> None:
         """Make the primary step down and stay out of elections for `seconds`; does not wait for the next primary."""
+        self._disturbed = True
         self.primary().command({"replSetStepDown": seconds, "force": True})
 
     def fail_command(
@@ -311,6 +314,7 @@ class Deployment:
             targets = tuple(each.uri for each in self._reachable())
         else:
             targets = ((node or self.primary()).uri,)
+        self._disturbed = True
         point = FailPoint(uris=targets)
         point._set(mode, {"failCommands": list(commands), **data})
         return point
@@ -320,13 +324,21 @@ class Deployment:
         FailPoint(uris=tuple(node.uri for node in self._reachable()) if self.nodes else (self.uri,)).off()
 
     def heal(self, *, timeout: float = 30.0) -> None:
-        """Undo what was done to the nodes: resume, restart, switch failpoints off, and wait (seconds) until ready."""
+        """Undo what was done to the nodes: resume, restart, switch failpoints off, and wait (seconds) until ready.
+
+        Costs nothing if nothing was done: tests call it after each of them.
+        """
+        untouched = all(node.alive and not node.suspended for node in self.nodes)
+        if self.nodes and untouched and not self._disturbed and self._pids == self._seen_pids():
+            return
         for node in self.nodes:
             if node.suspended:
                 node.resume()
             if not node.alive:
                 node.restart(timeout=timeout)
         self.clear_failpoints()
+        self._disturbed = False
+        self._pids = self._seen_pids()
         if not self.nodes or not self.replica_set:
             return
         for node in self.nodes:
@@ -334,6 +346,10 @@ class Deployment:
             with contextlib.suppress(MongodError):
                 node.command({"replSetFreeze": 0})
         self.wait_ready(timeout=timeout)
+
+    def _seen_pids(self) -> tuple[int, ...]:
+        """A node that was killed and restarted is another process."""
+        return tuple(node.pid for node in self.nodes)
 
     def _owned(self) -> tuple[Node, ...]:
         if not self.nodes:

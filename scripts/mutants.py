@@ -194,9 +194,16 @@ MUTANTS = (
     Mutant(
         "a commit goes on with w: majority once it has failed otherwise",
         "pymongo/seam/operation.py",
-        "transaction.attempt -= 1",
+        "transaction.attempt = max(0, transaction.attempt - 1)",
         "transaction.attempt = 0",
         "tests/spec/test_pymongo_defects.py",
+    ),
+    Mutant(
+        "a transaction is not begun twice by a bulk write",
+        "pymongo/seam/operation.py",
+        "            self.otr_transaction_state = self._session._transaction.state\n        if machine",
+        "            pass\n        if machine",
+        "tests/spec/test_overload_in_transactions.py",
     ),
     Mutant(
         "a stale error of a client bulk write is forgotten",

@@ -1,8 +1,7 @@
 """The entities of one test in the unified format: clients under observation, and what is made from them.
 
 Everything is written once for both drivers: coroutines that await what `resolve` makes of a call. With the
-synchronous driver nothing in them ever suspends, so that `Flavour`'s other half, an event loop, is not needed: see
-`completed`.
+synchronous driver nothing in them ever suspends, so that they run without an event loop: see `completed`.
 """
 
 from __future__ import annotations

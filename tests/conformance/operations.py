@@ -80,25 +80,18 @@ REMOVED = {
 }
 """What PyMongo 4.0 no longer has, by the kind of entity and the operation's name."""
 
-_WRITES = {
-    name: name
-    for name in (
-        "insertOne",
-        "insertMany",
-        "updateOne",
-        "updateMany",
-        "replaceOne",
-        "deleteOne",
-        "deleteMany",
-        "bulkWrite",
-    )
-}
-
 METHODS: dict[str, dict[str, str]] = {
     "client": {"clientBulkWrite": "bulk_write", "dropDatabase": "drop_database"},
     "database": {"dropCollection": "drop_collection"},
     "collection": {
-        **{name: re.sub(r"([A-Z])", r"_\1", name).lower() for name in _WRITES},
+        "insertOne": "insert_one",
+        "insertMany": "insert_many",
+        "updateOne": "update_one",
+        "updateMany": "update_many",
+        "replaceOne": "replace_one",
+        "deleteOne": "delete_one",
+        "deleteMany": "delete_many",
+        "bulkWrite": "bulk_write",
         "findOne": "find_one",
         "findOneAndDelete": "find_one_and_delete",
         "findOneAndReplace": "find_one_and_replace",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bson import Int64
@@ -16,6 +17,8 @@ from tests.flavours import Commands, Flavour, listed, resolve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import pytest
 
     from otel_retry import Failure, RetryContext, mongod
 
@@ -88,11 +91,15 @@ class Observing(BackpressurePolicy):
         return super().may_retry_again(context)
 
 
-class Unhurried(BackpressurePolicy):
-    """The default policy, with time between two attempts for somebody else to take the connection."""
+class Waiting:
+    """Mixed into a policy: it waits before a retry. What for, `Rig.hold_retries` says."""
 
     def pause(self, context: RetryContext) -> float:
         return 0.1
+
+
+class Unhurried(Waiting, BackpressurePolicy):
+    """The default policy, so."""
 
 
 class Rig:
@@ -182,6 +189,31 @@ class Rig:
         async with asyncio.timeout(5):
             while not self.commands.count(command):
                 await asyncio.sleep(0.005)
+
+    def hold_retries(self, monkeypatch: pytest.MonkeyPatch, *, until: str) -> None:
+        """A retry that has to wait waits until that command was sent, however long that takes."""
+
+        def sleep(_: float) -> None:
+            deadline = time.monotonic() + 5
+            while not self.commands.count(until) and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+        async def sleep_async(_: float) -> None:
+            await self.until_started(until)
+
+        monkeypatch.setattr("otel_retry.pymongo.seam.waiting.sleep", sleep)
+        monkeypatch.setattr("otel_retry.pymongo.seam.waiting.sleep_async", sleep_async)
+
+    async def lose_the_only_connection(self, command: str, call: Callable[[], Any]) -> None:
+        """Run `call`, whose first attempt is to fail; somebody else takes the pool's one connection before its retry."""
+        calling = asyncio.create_task(self.beside(call))
+        await self.until_started(command)
+        hog = {"sleep": 1, "millis": 500, "lock": "none"}
+        hogging = asyncio.create_task(self.beside(lambda: self.client.admin.command(hog)))
+        try:
+            await calling
+        finally:
+            await hogging
 
     @property
     def bucket(self) -> Any:

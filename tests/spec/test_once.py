@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pymongo
 import pytest
 from pymongo import DeleteOne, InsertOne, UpdateMany, UpdateOne
@@ -12,7 +10,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, WaitQu
 import otel_retry
 from otel_retry.policies import OncePolicy
 from tests.flavours import OVERLOAD, resolve
-from tests.spec.rig import LABEL, NETWORK, NO_WRITES, WRITES, ids, server_error, transaction_id
+from tests.spec.rig import LABEL, NETWORK, NO_WRITES, WRITES, Waiting, ids, server_error, transaction_id
 
 
 @pytest.fixture(autouse=True)
@@ -136,28 +134,21 @@ async def test_a_later_rule_holds_here_too_a_retry_that_wrote_nothing_hides_no_e
     assert raised.value.details["code"] == 91
 
 
-class Unhurried(OncePolicy):
-    """Leaves time between two attempts, for somebody else to take the connection."""
-
-    def pause(self, context):
-        return 0.1
+class UnhurriedOnce(Waiting, OncePolicy):
+    pass
 
 
-async def test_an_error_of_the_driver_on_the_retry_hides_behind_the_original(rig, instrument):
-    instrument(policy=Unhurried())
-    at = rig(maxPoolSize=1, waitQueueTimeoutMS=300, retryWrites=True)
+async def test_an_error_of_the_driver_on_the_retry_hides_behind_the_original(rig, instrument, monkeypatch):
+    instrument(policy=UnhurriedOnce())
+    at = rig(maxPoolSize=1, waitQueueTimeoutMS=200, retryWrites=True)
     await at.seed()
-    at.fail("insert", blockConnection=True, blockTimeMS=100, **server_error(6, LABEL))
-    writing = asyncio.create_task(at.beside(lambda: at.collection.insert_one({})))
-    await at.until_started("insert")
-    hogging = asyncio.create_task(
-        at.beside(lambda: at.client.admin.command({"sleep": 1, "millis": 700, "lock": "none"}))
-    )
+    at.hold_retries(monkeypatch, until="sleep")
+    at.fail("insert", **server_error(6, LABEL))
     with pytest.raises(OperationFailure) as raised:
-        await writing
-    await hogging
+        await at.lose_the_only_connection("insert", lambda: at.collection.insert_one({}))
     assert raised.value.code == 6
     assert isinstance(raised.value.__cause__, WaitQueueTimeoutError)
+    assert at.commands.count("insert") == 1
 
 
 async def test_an_unsupported_command_of_a_bulk_write_has_no_transaction_id(rig):

@@ -20,6 +20,7 @@ import otel_retry
 from tests.fakes.wire_server import error, sharded
 from tests.flavours import listed, resolve
 from tests.spec.rig import (
+    LABEL,
     NETWORK,
     POLICIES,
     READS,
@@ -203,7 +204,7 @@ async def test_a_pool_that_was_cleared_is_retried(rig, instrument):
     # Slow enough that the pool is still closed when the waiting read wakes up.
     at = rig(maxPoolSize=1)
     await at.seed()
-    at.fail("find", blockConnection=True, blockTimeMS=150, **NETWORK)
+    at.fail("find", blockConnection=True, blockTimeMS=300, **NETWORK)
     one = asyncio.create_task(at.beside(lambda: at.collection.find_one({"_id": 1})))
     await at.until_started("find")
     two = asyncio.create_task(at.beside(lambda: at.collection.find_one({"_id": 2})))
@@ -244,19 +245,14 @@ async def test_a_retry_that_finds_no_server_raises_the_error_before(rig, instrum
     assert at.commands.count("find") == 1
 
 
-async def test_a_retry_that_gets_no_connection_raises_the_error_before(rig, instrument):
+async def test_a_retry_that_gets_no_connection_raises_the_error_before(rig, instrument, monkeypatch):
     instrument(policy=Unhurried())
-    at = rig(maxPoolSize=1, waitQueueTimeoutMS=300)
+    at = rig(maxPoolSize=1, waitQueueTimeoutMS=200)
     await at.seed()
-    at.fail("find", blockConnection=True, blockTimeMS=100, **server_error(6))
-    reading = asyncio.create_task(at.beside(lambda: at.collection.find_one({})))
-    await at.until_started("find")
-    hogging = asyncio.create_task(
-        at.beside(lambda: at.client.admin.command({"sleep": 1, "millis": 700, "lock": "none"}))
-    )
+    at.hold_retries(monkeypatch, until="sleep")
+    at.fail("find", **server_error(6, LABEL))
     with pytest.raises(OperationFailure) as raised:
-        await reading
-    await hogging
+        await at.lose_the_only_connection("find", lambda: at.collection.find_one({}))
     assert raised.value.code == 6
     assert isinstance(raised.value.__cause__, WaitQueueTimeoutError)
     assert at.commands.count("find") == 1

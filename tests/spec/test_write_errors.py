@@ -80,19 +80,14 @@ async def test_a_retry_that_finds_a_server_without_retryable_writes_raises_the_e
     assert len(server.commands("insert")) == 1
 
 
-async def test_a_retry_that_gets_no_connection_raises_the_error_before(rig, instrument):
+async def test_a_retry_that_gets_no_connection_raises_the_error_before(rig, instrument, monkeypatch):
     instrument(policy=Unhurried())
-    at = rig(maxPoolSize=1, waitQueueTimeoutMS=300)
+    at = rig(maxPoolSize=1, waitQueueTimeoutMS=200)
     await at.seed()
-    at.fail("insert", blockConnection=True, blockTimeMS=100, **server_error(6, LABEL))
-    writing = asyncio.create_task(at.beside(lambda: at.collection.insert_one({})))
-    await at.until_started("insert")
-    hogging = asyncio.create_task(
-        at.beside(lambda: at.client.admin.command({"sleep": 1, "millis": 700, "lock": "none"}))
-    )
+    at.hold_retries(monkeypatch, until="sleep")
+    at.fail("insert", **server_error(6, LABEL))
     with pytest.raises(OperationFailure) as raised:
-        await writing
-    await hogging
+        await at.lose_the_only_connection("insert", lambda: at.collection.insert_one({}))
     assert raised.value.code == 6
     assert isinstance(raised.value.__cause__, WaitQueueTimeoutError)
     assert at.commands.count("insert") == 1

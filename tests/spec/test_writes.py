@@ -438,7 +438,7 @@ async def test_a_pool_that_was_cleared_is_labelled_and_retried(rig, instrument):
     instrument(policy=policy)
     at = rig(maxPoolSize=1)
     await at.seed()
-    at.fail("insert", blockConnection=True, blockTimeMS=150, **NETWORK)
+    at.fail("insert", blockConnection=True, blockTimeMS=300, **NETWORK)
     one = asyncio.create_task(at.beside(lambda: at.collection.insert_one({"_id": 4})))
     await at.until_started("insert")
     two = asyncio.create_task(at.beside(lambda: at.collection.insert_one({"_id": 5})))

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pymongo import _csot, monitoring
+from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.message import _randint
+from pymongo.synchronous.client_session import ClientSession
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
@@ -58,6 +60,9 @@ _BYPASSING = (
     ("collection", "Collection", "rename", "renameCollection", OperationKind.WRITE),
     ("mongo_client", "MongoClient", "drop_database", "dropDatabase", OperationKind.WRITE),
 )
+
+# Asked by class: a Database and a Collection have an attribute of every name.
+_SESSIONS = (ClientSession, AsyncClientSession)
 
 _under_way: ContextVar[BypassingOperation | None] = ContextVar("otel_retry_bypassing", default=None)
 _operation_id: ContextVar[int | None] = ContextVar("otel_retry_operation_id", default=None)
@@ -189,7 +194,7 @@ def patches(shape: Shape, registry: ClientRegistry) -> Iterator[tuple[Any, str, 
         yield from _bypassing_methods(half, registry)
         yield half.client, "_select_server", _remember_server(half)
         connection = _class_of(half, "pool", "Connection")
-        yield connection, "hello_cmd", _speak_of_backpressure(connection.hello_cmd)
+        yield connection, "hello_cmd", _speak_of_backpressure(connection.hello_cmd, registry)
 
 
 def _class_of(half: Half, module: str, name: str) -> Any:
@@ -240,7 +245,7 @@ class Bypass:
         state = self.registry.of(client)
         if state is None or _under_way.get() is not None:
             return None
-        session = kwargs.get("session") or next((a for a in args if hasattr(a, "in_transaction")), None)
+        session = kwargs.get("session") or next((a for a in args if isinstance(a, _SESSIONS)), None)
         name = self.name
         if name is None:
             command = kwargs.get("command") or (args[0] if args else "")
@@ -249,6 +254,7 @@ class Bypass:
 
 
 def _repeating(original: Any, bypass: Bypass) -> Any:
+    @_csot.apply  # before the first attempt: timeoutMS is for all of them
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         operation = bypass.begin(SyncBypassingOperation, self, args, kwargs)
@@ -263,6 +269,7 @@ def _repeating(original: Any, bypass: Bypass) -> Any:
 
 
 def _repeating_async(original: Any, bypass: Bypass) -> Any:
+    @_csot.apply  # before the first attempt: timeoutMS is for all of them
     @functools.wraps(original)
     async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         operation = bypass.begin(AsyncBypassingOperation, self, args, kwargs)
@@ -306,11 +313,14 @@ def _remember_server(half: Half) -> Any:
     return select_async if half.is_async else select
 
 
-def _speak_of_backpressure(original: Any) -> Any:
+def _speak_of_backpressure(original: Any, registry: ClientRegistry) -> Any:
+    """A connection does not know its client: it speaks so where any client has a policy that decides."""
+
     @functools.wraps(original)
     def hello_cmd(self: Any) -> Any:
         command = original(self)
-        command["backpressure"] = True  # seed 001, "Handshake changes"
+        if registry.decides:
+            command["backpressure"] = True  # seed 001, "Handshake changes"
         return command
 
     return hello_cmd

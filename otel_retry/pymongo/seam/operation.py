@@ -169,6 +169,9 @@ class RetriedOperation(OperationExecution):
     def otr_command_succeeded(self) -> None:
         machine = self.otr_machine
         now = self.otr_attempt_started = time.monotonic()
+        if self._session is not None:
+            # If this command began a transaction, the next one must not begin it again.
+            self.otr_transaction_state = self._session._transaction.state
         if machine is not None:
             machine.command_succeeded(now)
         else:
@@ -184,7 +187,7 @@ class RetriedOperation(OperationExecution):
         return getattr(self._operation, "value", self._operation)  # type: ignore[no-any-return]
 
     def otr_kind(self) -> OperationKind:
-        if getattr(self, "_is_run_command", False):
+        if getattr(self, "_is_run_command", False) or _is_cursor_command(self._func):
             return OperationKind.RUN_COMMAND
         if not self._is_read:
             return (
@@ -297,6 +300,7 @@ class RetriedOperation(OperationExecution):
             self._bulk.retrying = True  # or the batch would be skipped
             self._retrying = False
             forget_stale_error(self._func)
+        forget_index_names(self._func)
         if step.deprioritise and self._server is not None:
             self._deprioritized_servers = [*(self._deprioritized_servers or ()), self._server]
         self.otr_aim(step)
@@ -306,16 +310,17 @@ class RetriedOperation(OperationExecution):
 
     def _restore_transaction(self, failure: Failure) -> bool:
         transaction = self._session._transaction
-        if not failure.overloaded:
-            return True  # only commit and abort come here, and they may go to another mongos
+        if self.otr_kind() is OperationKind.TRANSACTION_END:
+            if not failure.overloaded:
+                return True  # it may go to another mongos
+            # The rejected attempt does not count, but those before it do: once one has failed in any other way,
+            # a commit goes on with w: majority.
+            transaction.attempt = max(0, transaction.attempt - 1)
+            return False
         if self._session._starting_transaction or transaction.state is not self.otr_transaction_state:
             # The command that was rejected was the first: the transaction has not begun, on any server.
             transaction.state = self.otr_transaction_state
             return True
-        if self.otr_kind() is OperationKind.TRANSACTION_END and transaction.attempt:
-            # The rejected attempt does not count, but those before it do: once one has failed in any other way,
-            # a commit goes on with w: majority.
-            transaction.attempt -= 1
         return False  # in mid-transaction the pinned mongos is the only one that knows it
 
     def _check_last_error(self, check_csot: bool = False) -> None:
@@ -326,6 +331,18 @@ class RetriedOperation(OperationExecution):
             error = self.otr_machine.error
             if self.otr_machine.retries and error is not None:
                 raise error
+
+
+def _is_cursor_command(func: Any) -> bool:
+    """PyMongo marks only `command` as a generic command."""
+    return getattr(func, "__qualname__", "").endswith("Database.cursor_command.<locals>.inner")
+
+
+def forget_index_names(func: Any) -> None:
+    """PyMongo (4.17 to 4.19) appends the names of the indexes once more for each attempt of create_indexes."""
+    names = closure(func, "names")
+    if isinstance(names, list):
+        names.clear()
 
 
 def forget_stale_error(func: Any) -> None:
