@@ -60,7 +60,8 @@ matrix: $(addprefix matrix-,$(PYMONGO_MATRIX))  ## the suite on each supported P
 matrix-%: .venvs/pymongo-%/.installed
 	$(<D)/bin/python -m pytest $(ARGS)
 
-conformance: $(STAMP)  ## PyMongo's own suite, with and without the plugin (PYMONGO=4.17.0 for another version)
+conformance: $(STAMP)  ## MongoDB's OpenTelemetry tests; PyMongo's own suite, with and without the plugin (PYMONGO=4.17.0: that version)
+	$(PY) -m tests.conformance.otel_spec
 	$(PY) -m tests.conformance.driver_suite $(if $(PYMONGO),--pymongo $(PYMONGO)) $(ARGS)
 
 mutants: $(STAMP)  ## break each rule once and see a test go red

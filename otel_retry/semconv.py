@@ -114,3 +114,4 @@ SENSITIVE_COMMANDS: Final = frozenset(
         "copydb",
     }
 )
+HELLO_COMMANDS: Final = frozenset({"hello", "ismaster"})

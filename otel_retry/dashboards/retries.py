@@ -38,7 +38,6 @@ BOARD = Board(
                     description="Attempts after the first. 0 is what a healthy deployment shows.",
                     unit="cps",
                     span=4,
-                    height=5,
                     decimals=2,
                     queries=(
                         Query(
@@ -54,7 +53,6 @@ BOARD = Board(
                     description="Of all operations, those that needed more than one attempt, with whatever end.",
                     unit="percentunit",
                     span=4,
-                    height=5,
                     decimals=2,
                     thresholds=((None, GREEN), (0.01, YELLOW), (0.1, RED)),
                     queries=(
@@ -77,9 +75,8 @@ BOARD = Board(
                         "Attempts for each operation. 1 means no retries; at 2 the servers carry twice the load "
                         "that the applications ask for. The alert is at 1.5."
                     ),
-                    unit="suffix:×",
+                    unit="suffix:x",
                     span=4,
-                    height=5,
                     decimals=2,
                     minimum=1,
                     thresholds=_AMPLIFICATION,
@@ -102,8 +99,7 @@ BOARD = Board(
                         "fall, the retries are eating the capacity."
                     ),
                     unit="cps",
-                    span=12,
-                    height=10,
+                    span=6,
                     queries=(
                         Query(
                             expr="sum(rate(db_client_operation_duration_seconds_count{$where}[$__rate_interval]))",
@@ -120,8 +116,8 @@ BOARD = Board(
                     kind="lines",
                     title="Amplification by job",
                     description="Attempts for each operation: which application sends how much more than it asks for.",
-                    unit="suffix:×",
-                    span=12,
+                    unit="suffix:x",
+                    span=6,
                     minimum=1,
                     thresholds=_AMPLIFICATION,
                     queries=(
@@ -174,7 +170,7 @@ BOARD = Board(
                     queries=(
                         Query(
                             expr=(
-                                'label_replace(label_join(sum by (server_address, server_port) (rate('
+                                "label_replace(label_join(sum by (server_address, server_port) (rate("
                                 'mongodb_client_attempt_duration_seconds_count{$where, mongodb_retry_outcome="error"}'
                                 '[$__rate_interval])), "server", ":", "server_address", "server_port"),'
                                 ' "server", "none", "server", ":")'
@@ -406,7 +402,7 @@ BOARD = Board(
                         "after a retry 1.1. Without a whole token nothing is retried."
                     ),
                     unit="short",
-                    span=7,
+                    span=10,
                     queries=(
                         Query(
                             expr="bottomk(20, min by (instance, mongodb_client) (mongodb_retry_budget_tokens{$where}))",
@@ -422,7 +418,7 @@ BOARD = Board(
                         "budget that is not shrinking."
                     ),
                     unit="s",
-                    span=7,
+                    span=10,
                     no_value="no budget is shrinking",
                     queries=(
                         Query(
@@ -440,7 +436,7 @@ BOARD = Board(
                     title="Tokens taken and returned",
                     description="When more is taken than returned, the budget shrinks; the difference is how fast.",
                     unit="cps",
-                    span=6,
+                    span=12,
                     queries=(
                         Query(
                             expr="sum(rate(mongodb_retry_budget_consumed_total{$where}[$__rate_interval]))",

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.monitoring import CommandListener
 
-from otel_retry import semconv
 from otel_retry.logs import warn_once
-from otel_retry.telemetry.spans import OperationTrace, collection_of, current_trace
+from otel_retry.telemetry.spans import OperationTrace, collection_of, current_trace, is_sensitive
 
 if TYPE_CHECKING:
     from otel_retry.telemetry import Telemetry
@@ -72,7 +71,7 @@ class CommandEvents(CommandListener):
         if left is not None:
             self._release(left, None)  # its command was cancelled, and nobody was told
         name = event.command_name
-        if name.lower() in semconv.SENSITIVE_COMMANDS:
+        if is_sensitive(name, event.command):
             return None
         database = event.database_name
         trace = self._telemetry.start(

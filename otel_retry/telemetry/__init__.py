@@ -44,6 +44,11 @@ class Telemetry:
         )
         self._naming = Naming(policy=policy, most_collections=settings.max_collections)
 
+    @property
+    def records(self) -> bool:
+        """Whether the tracer is one of an SDK; the API's own make spans that nobody sees."""
+        return self.tracer is not None and not type(self.tracer).__module__.startswith("opentelemetry.trace")
+
     def start(
         self,
         operation: str,

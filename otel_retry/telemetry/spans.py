@@ -272,7 +272,7 @@ class OperationTrace:
     def command_started(self, event: Any) -> None:
         self._sent = True
         name = event.command_name
-        if not self.recording or name.lower() in semconv.SENSITIVE_COMMANDS:
+        if not self.recording or is_sensitive(name, event.command):
             return
         self._command = span = self.telemetry.start_child(
             name, self._context, self._command_attributes(event), links=self._links()
@@ -364,12 +364,18 @@ class OperationTrace:
         span.set_status(Status(StatusCode.ERROR, message))
 
 
+def is_sensitive(name: str, command: Any) -> bool:
+    """No span for these. PyMongo empties the command of a hello that carries credentials."""
+    lowered = name.lower()
+    return lowered in semconv.SENSITIVE_COMMANDS or (not command and lowered in semconv.HELLO_COMMANDS)
+
+
 def collection_of(name: str, database: str, command: Any) -> str | None:
     """The collection that a command names, for commands whose operation does not know it."""
     if database == "admin":
         return None
     found = command.get("collection" if name == "getMore" else name)
-    return found if isinstance(found, str) else None
+    return found if isinstance(found, str) and not found.startswith("$cmd") else None
 
 
 def session_id(lsid: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_retry.clients import ClientOptions
 from otel_retry.pymongo.seam import older, transactions
-from otel_retry.pymongo.seam.listening import stop_listening
+from otel_retry.pymongo.seam.listening import listen_before_unacknowledged, stop_listening
 from otel_retry.pymongo.seam.operation import operation_class
 from otel_retry.pymongo.seam.shape import Shape, UnknownShape, check
 
@@ -40,6 +40,9 @@ class Seam:
         replacements: list[tuple[Any, str, Any]] = list(older.patches(shape, self._registry))
         for half in shape.halves:
             replacements.extend(transactions.patches(half, self._registry))
+            replacements.append(
+                (half.client, "_conn_for_writes", listen_before_unacknowledged(half, self._registry))
+            )
             cls = operation_class(half, self._registry)
             if not shape.shared_operation_id:
                 cls = older.identified(cls, is_async=half.is_async)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from otel_retry.pymongo.listener import CommandEvents
 from otel_retry.telemetry.pools import PoolListener
 
 if TYPE_CHECKING:
-    from otel_retry.clients import ClientState
+    from otel_retry.clients import ClientRegistry, ClientState
+    from otel_retry.pymongo.seam.shape import Half
     from otel_retry.telemetry import Telemetry
 
 _COMMANDS = ("_EventListeners__command_listeners", "_EventListeners__enabled_for_commands")
@@ -21,6 +23,31 @@ def listen(client: Any, state: ClientState, telemetry: Telemetry) -> None:
         state.commands = CommandEvents(telemetry)
         _add(client._event_listeners, _COMMANDS, state.commands)
     listen_to_pool_events(client, state, telemetry)
+
+
+def listen_before_unacknowledged(half: Half, registry: ClientRegistry) -> Any:
+    """An unacknowledged bulk write takes none of the other ways in. If it is the first thing that a client does,
+    nobody would listen yet.
+    """
+    original = half.client.__dict__["_conn_for_writes"]
+
+    def prepare(client: Any) -> None:
+        state = registry.of(client)
+        telemetry = None if state is None else state.telemetry
+        if state is not None and telemetry is not None and state.commands is None and telemetry.records:
+            listen(client, state, telemetry)
+
+    @functools.wraps(original)
+    def conn_for_writes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        prepare(self)
+        return original(self, *args, **kwargs)
+
+    @functools.wraps(original)
+    async def conn_for_writes_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+        prepare(self)
+        return await original(self, *args, **kwargs)
+
+    return conn_for_writes_async if half.is_async else conn_for_writes
 
 
 def listen_to_pool_events(client: Any, state: ClientState, telemetry: Telemetry) -> None:

@@ -24,8 +24,10 @@ _SESSIONS = (ClientSession, AsyncClientSession)
 _ADMIN: Namespace = ("admin", None)
 _NOWHERE: Namespace = (None, None)
 
-_cells: dict[Any, tuple[int, int, int]] = {}
-"""Where a callback's code keeps `self`, `operation` and `name`: there are about thirty callbacks in all."""
+_cells: dict[Any, dict[str, int]] = {}
+"""Where a callback's code keeps the variables that tell: there are about thirty callbacks in all."""
+
+_TELLING = ("self", "operation", "command", "name", "cmd")
 
 
 def namespace_of(func: Any, bulk: Any) -> Namespace:
@@ -39,19 +41,32 @@ def namespace_of(func: Any, bulk: Any) -> Namespace:
     cells = _cells.get(code)
     if cells is None:
         free = code.co_freevars
-        owner, operation, name = (
-            free.index(wanted) if wanted in free else -1 for wanted in ("self", "operation", "name")
-        )
-        cells = _cells[code] = (owner, operation, name)
-    owner, operation, name = cells
-    closure = func.__closure__
-    if operation >= 0:
-        query = closure[operation].cell_contents
-        if hasattr(query, "coll"):
-            return query.db, query.coll
-    if owner >= 0:
-        return _of_owner(closure[owner].cell_contents, closure[name].cell_contents if name >= 0 else None)
-    return _NOWHERE
+        cells = _cells[code] = {name: free.index(name) for name in _TELLING if name in free}
+
+    def value(name: str) -> Any:
+        index = cells.get(name)
+        return None if index is None else func.__closure__[index].cell_contents
+
+    query = value("operation")
+    if query is not None and hasattr(query, "coll"):
+        return query.db, query.coll
+    owner = value("self")
+    if owner is not None:
+        return _of_owner(owner, value("name") or _dropped(value("command")))
+    return _renamed(value("cmd"))
+
+
+def _dropped(command: Any) -> Any:
+    """From 4.17 on a drop closes over its command; a generic command does too, but is about no collection."""
+    return command.get("drop") if isinstance(command, dict) else None
+
+
+def _renamed(command: Any) -> Namespace:
+    full_name = command.get("renameCollection") if isinstance(command, dict) else None
+    if not isinstance(full_name, str):
+        return _NOWHERE
+    database, _, collection = full_name.partition(".")
+    return database, collection
 
 
 def _of_owner(owner: Any, name: Any) -> Namespace:

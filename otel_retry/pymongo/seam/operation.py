@@ -138,7 +138,7 @@ class RetriedOperation(OperationExecution):
         name = self.otr_name()
         if self._bulk is not None and name == "insert" and any(kind for kind, _ in self._bulk.ops):
             return "bulkWrite"  # PyMongo calls every bulk write of a collection an insert
-        if getattr(self, "_is_run_command", False) and name != "dropDatabase":
+        if name != "dropDatabase" and self.otr_kind() is OperationKind.RUN_COMMAND:
             return "runCommand"
         return name
 
@@ -184,7 +184,11 @@ class RetriedOperation(OperationExecution):
             super().succeeded()
 
     def otr_name(self) -> str:
-        return getattr(self._operation, "value", self._operation)  # type: ignore[no-any-return]
+        name: str = getattr(self._operation, "value", self._operation)
+        if name == "abortTransaction":
+            # PyMongo up to 4.13 gives this name to a commit too.
+            return closure(self._func, "command_name") or name
+        return name
 
     def otr_kind(self) -> OperationKind:
         if getattr(self, "_is_run_command", False) or _is_cursor_command(self._func):

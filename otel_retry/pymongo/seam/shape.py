@@ -105,6 +105,8 @@ def _check_half(*, is_async: bool) -> Half:
     client = _need(mongo_client, "AsyncMongoClient" if is_async else "MongoClient")
     if _CLASS not in _code_of(_need(client, "_retry_internal")).co_names:
         raise UnknownShape(f"{client.__name__}._retry_internal no longer makes a {_CLASS}")
+    for method in ("_conn_for_writes", "_select_server"):
+        _need(client, method)
     for module, bulk in (("bulk", "Bulk"), ("client_bulk", "ClientBulk")):
         _check_bulk(_need(_module(f"{package}.{module}"), f"_Async{bulk}" if is_async else f"_{bulk}"))
     session = _need(
