@@ -51,6 +51,7 @@ class ClientState:
         "decides",
         "faults",
         "jitter",
+        "lock",
         "name",
         "number",
         "policy",
@@ -77,6 +78,7 @@ class ClientState:
             options.retry_writes_explicit or not self.rules.needs_explicit_retry_writes
         )
         self.jitter: Callable[[], float] = _jitter
+        self.lock = threading.Lock()
         self.telemetry: Telemetry | None = None
         self.commands: CommandEvents | None = None
         """The listener, once there was something to listen for."""
@@ -157,12 +159,13 @@ class ClientRegistry:
             return state
 
     def _free_number(self) -> int:
-        taken = {state.number for state in self._states.values()}
+        taken = {state.number for state in self.states()}  # a copy: clients may die meanwhile
         return next(number for number in itertools.count(1) if number not in taken)
 
     def replace(self, client: Any, settings: Settings) -> ClientState:
-        self._forget(id(client))
-        return self.adopt(client, settings)
+        with self._lock:  # or an operation in between would adopt it with the default
+            self._forget(id(client))
+            return self.adopt(client, settings)
 
     def clients(self) -> list[tuple[Any, ClientState]]:
         """Those that are still there."""
@@ -181,6 +184,7 @@ class ClientRegistry:
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
         for state in list(self._states.values()):
+            state.lock = threading.Lock()
             if state.budget is not None:
                 state.budget.renew_lock()
             if state.pools is not None:

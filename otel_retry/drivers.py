@@ -47,6 +47,7 @@ def run(execution: Execution, attempt: Callable[[], Any], sleep: Callable[[float
         execution.prepare(step)
         if step.delay:
             sleep(step.delay)
+        del step  # or this frame, which the error's traceback holds, would hold the error
 
 
 async def run_async(
@@ -70,10 +71,14 @@ async def run_async(
         await execution.prepare(step)
         if step.delay:
             await sleep(step.delay)
+        del step  # or this frame, which the error's traceback holds, would hold the error
 
 
 def raise_step(step: Raise) -> None:
     """Raise outside of any `except` block, so that the application sees PyMongo's own chain of errors."""
-    if step.cause is not None:
-        raise step.error from step.cause
-    raise step.error
+    try:
+        if step.cause is not None:
+            raise step.error from step.cause
+        raise step.error
+    finally:
+        del step  # the error's traceback holds this frame as well

@@ -9,7 +9,16 @@ if TYPE_CHECKING:
     from otel_retry.events import Attempt
 
 _ATTRIBUTE = "__otel_retry_attempts__"
-_ITSELF = Exception("the error that carries this history")
+
+
+class _Itself(Exception):  # noqa: N818 - a placeholder
+    """There is one, also after pickling: errors travel between processes."""
+
+    def __reduce__(self) -> str:
+        return "_ITSELF"
+
+
+_ITSELF = _Itself("the error that carries this history")
 
 
 def attempts(error: BaseException) -> tuple[Attempt, ...]:

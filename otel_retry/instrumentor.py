@@ -125,6 +125,12 @@ def _install() -> None:
             pymongo.version,
             found,
         )
+    except Exception:
+        logger.warning(
+            "otel_retry could not be installed into PyMongo %s, whose own retries stay in place; please report this",
+            pymongo.version,
+            exc_info=True,
+        )
 
 
 class OtelRetryInstrumentor(BaseInstrumentor):  # type: ignore[misc]

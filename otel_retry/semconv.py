@@ -114,4 +114,37 @@ SENSITIVE_COMMANDS: Final = frozenset(
         "copydb",
     }
 )
+# Commands whose first value is a collection's name; of any other it is a value like the rest.
+COLLECTION_COMMANDS: Final = frozenset(
+    {
+        "aggregate",
+        "collMod",
+        "collStats",
+        "compact",
+        "convertToCapped",
+        "count",
+        "create",
+        "createIndexes",
+        "createSearchIndexes",
+        "delete",
+        "distinct",
+        "drop",
+        "dropIndexes",
+        "dropSearchIndex",
+        "find",
+        "findAndModify",
+        "findandmodify",
+        "insert",
+        "killCursors",
+        "listIndexes",
+        "listSearchIndexes",
+        "mapReduce",
+        "mapreduce",
+        "planCacheClear",
+        "reIndex",
+        "update",
+        "updateSearchIndex",
+        "validate",
+    }
+)
 HELLO_COMMANDS: Final = frozenset({"hello", "ismaster"})

@@ -136,7 +136,7 @@ BOARD = Board(
             panels=(
                 Panel(
                     kind="table",
-                    title="Services",
+                    title="Service by service",
                     description=(
                         "One row for each service, the emptiest budget first. A click on a row opens its retries."
                     ),

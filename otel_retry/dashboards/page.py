@@ -4,10 +4,10 @@ there in the same words, since both come from the same place.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from otel_retry.dashboards.panels import WHERE
+from otel_retry.dashboards.plot import picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,15 +64,9 @@ def page(boards: Iterable[Board], images: Path) -> str:
     return "".join(parts)
 
 
-def picture(board: Board, panel: Panel) -> str:
-    """The name of a panel's picture, without its ending."""
-    slug = re.sub(r"[^a-z0-9]+", "-", panel.title.lower()).strip("-")
-    return f"{board.file.removesuffix('.json')}-{slug}"
-
-
 def _panel(board: Board, panel: Panel, images: Path) -> str:
-    name = picture(board, panel)
-    shown = f"\n![{panel.title}](images/{name}.svg)\n" if (images / f"{name}.svg").is_file() else ""
+    name = picture(board.file, panel.title)
+    shown = f"\n![{panel.title}](images/{name})\n" if (images / name).is_file() else ""
     queries = "\n".join(
         f"# {query.column or query.legend}\n{query.expr.replace('$where', WHERE)}" for query in panel.queries
     )

@@ -415,17 +415,18 @@ BOARD = Board(
                     title="Time to empty",
                     description=(
                         "At the present pace, for the 20 clients that are nearest to it. Nothing is shown for a "
-                        "budget that is not shrinking."
+                        "budget that is not shrinking, or will last for more than an hour."
                     ),
                     unit="s",
                     span=10,
-                    no_value="no budget is shrinking",
+                    no_value="none within an hour",
                     queries=(
                         Query(
                             expr=(
                                 "bottomk(20, min by (instance, mongodb_client) (mongodb_retry_budget_tokens{$where}"
                                 " / (rate(mongodb_retry_budget_consumed_total{$where}[$__rate_interval])"
-                                " - rate(mongodb_retry_budget_deposited_total{$where}[$__rate_interval]) > 0)))"
+                                " - rate(mongodb_retry_budget_deposited_total{$where}[$__rate_interval]) > 0))"
+                                " < 3600)"
                             ),
                             legend="{{instance}} {{mongodb_client}}",
                         ),

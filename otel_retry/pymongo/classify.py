@@ -146,6 +146,6 @@ def _base_backoff(error: BaseException) -> float | None:
     hint = details.get("baseBackoffMS") if isinstance(details, Mapping) else None
     if isinstance(hint, bool) or not isinstance(hint, (int, float)):
         return None
-    if not math.isfinite(hint) or hint <= 0:
+    if not 0 < hint < math.inf:  # a NaN is neither
         return None
-    return min(hint / 1000, _LONGEST_HINT)
+    return min(hint, _LONGEST_HINT * 1000) / 1000 or None  # the smallest doubles come to nothing

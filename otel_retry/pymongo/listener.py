@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from pymongo.monitoring import CommandListener
 
 from otel_retry.logs import warn_once
-from otel_retry.telemetry.spans import OperationTrace, collection_of, current_trace, is_sensitive
+from otel_retry.telemetry.spans import (
+    OperationTrace,
+    collection_of,
+    current_trace,
+    inherited_context,
+    is_sensitive,
+)
 
 if TYPE_CHECKING:
     from otel_retry.telemetry import Telemetry
@@ -28,6 +36,8 @@ class CommandEvents(CommandListener):
 
     def started(self, event: Any) -> None:
         try:
+            if not is_instrumentation_enabled():
+                return  # perhaps inside of another operation: a listener of the application's own that asks the database
             trace = self._trace()
             if trace is None:
                 trace = self._adopt(event)
@@ -58,7 +68,7 @@ class CommandEvents(CommandListener):
                 orphan = _orphan.get()
                 if orphan is not None:
                     orphan.command_failed(event)
-                    self._release(orphan, RuntimeError(event.command_name))
+                    self._release(orphan, sys.exception())
         except Exception:
             self._complain()
 
@@ -78,6 +88,7 @@ class CommandEvents(CommandListener):
             name,
             database,
             collection_of(name, database, event.command),
+            parent=inherited_context(),
             operation_id=event.operation_id,
             ambient=False,
         )

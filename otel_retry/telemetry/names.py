@@ -26,7 +26,7 @@ class OperationNames:
         "attributes",
         "collection",
         "database",
-        "metric_collection",
+        "metric_namespace",
         "operation",
         "summary",
     )
@@ -37,12 +37,12 @@ class OperationNames:
         database: str | None,
         collection: str | None,
         policy: str,
-        metric_collection: str | None,
+        metric_namespace: tuple[str | None, str | None],
     ) -> None:
         self.operation = _OPERATION_NAMES.get(operation, operation)
         self.database = database
         self.collection = collection
-        self.metric_collection = metric_collection
+        self.metric_namespace = metric_namespace
         self.summary = summarise(self.operation, database, collection)
         self.attributes: dict[str, Any] = {
             semconv.DB_SYSTEM: semconv.MONGODB,
@@ -80,7 +80,7 @@ class OperationNames:
             found = {
                 semconv.DB_SYSTEM: semconv.MONGODB,
                 semconv.DB_OPERATION: self.operation,
-                **namespace_attributes(self.database, self.metric_collection),
+                **namespace_attributes(*self.metric_namespace),
             }
             if address is not None:
                 found.update(server_attributes(address))
@@ -98,13 +98,13 @@ class OperationNames:
 class Naming:
     """The cache of names of one client's operations. Metrics tell `most_collections` collections apart."""
 
-    __slots__ = ("_collections", "_known", "_most_collections", "_policy")
+    __slots__ = ("_known", "_most_collections", "_namespaces", "_policy")
 
     def __init__(self, *, policy: str, most_collections: int) -> None:
         self._policy = policy
         self._most_collections = most_collections
         self._known: dict[tuple[str, str | None, str | None], OperationNames] = {}
-        self._collections: set[tuple[str | None, str]] = set()
+        self._namespaces: set[tuple[str | None, str | None]] = set()
 
     def of(self, operation: str, database: str | None, collection: str | None) -> OperationNames:
         key = (operation, database, collection)
@@ -113,17 +113,22 @@ class Naming:
             if len(self._known) >= MOST_NAMES:
                 self._known.clear()
             names = self._known[key] = OperationNames(
-                operation, database, collection, self._policy, self._metric_collection(database, collection)
+                operation, database, collection, self._policy, self._metric_namespace(database, collection)
             )
         return names
 
-    def _metric_collection(self, database: str | None, collection: str | None) -> str | None:
-        if collection is None or (database, collection) in self._collections:
-            return collection
-        if len(self._collections) >= self._most_collections:
-            return semconv.OTHER
-        self._collections.add((database, collection))
-        return collection
+    def _metric_namespace(
+        self, database: str | None, collection: str | None
+    ) -> tuple[str | None, str | None]:
+        """Programs with a database or a collection for each tenant must not make a metric for each of them."""
+        key = (database, collection)
+        if key == (None, None) or key in self._namespaces:
+            return key
+        if len(self._namespaces) < self._most_collections:
+            self._namespaces.add(key)
+            return key
+        known = any(database == each for each, _ in self._namespaces)
+        return database if known else semconv.OTHER, None if collection is None else semconv.OTHER
 
 
 def summarise(name: str, database: str | None, collection: str | None) -> str:

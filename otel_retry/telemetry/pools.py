@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.monitoring import ConnectionCheckOutFailedReason, ConnectionPoolListener
 
 from otel_retry import semconv
+from otel_retry.logs import warn_once
 from otel_retry.telemetry.spans import current_trace
 
 if TYPE_CHECKING:
@@ -98,8 +99,10 @@ class PoolListener(ConnectionPoolListener):
     def connection_ready(self, event: Any) -> None:
         made = self._seen.get((event.address, event.connection_id))
         if made is not None and self._instruments is not None:
-            self._instruments.create_time.record(
-                max(0.0, time.monotonic() - made), self._pool(event.address).attributes
+            _record(
+                self._instruments.create_time,
+                max(0.0, time.monotonic() - made),
+                self._pool(event.address).attributes,
             )
 
     def connection_closed(self, event: Any) -> None:
@@ -134,7 +137,7 @@ class PoolListener(ConnectionPoolListener):
             trace.connection_id = event.connection_id
         waited = getattr(event, "duration", None)
         if waited is not None and self._instruments is not None:
-            self._instruments.wait_time.record(waited, pool.attributes)
+            _record(self._instruments.wait_time, waited, pool.attributes)
 
     def connection_checked_in(self, event: Any) -> None:
         pool = self._pool(event.address)
@@ -143,4 +146,12 @@ class PoolListener(ConnectionPoolListener):
             pool.used = max(0, pool.used - 1)
             borrowed = self._seen.get((event.address, event.connection_id))
         if borrowed is not None and self._instruments is not None:
-            self._instruments.use_time.record(max(0.0, now - borrowed), pool.attributes)
+            _record(self._instruments.use_time, max(0.0, now - borrowed), pool.attributes)
+
+
+def _record(histogram: Any, seconds: float, attributes: dict[str, Any]) -> None:
+    """PyMongo prints what a listener raises."""
+    try:
+        histogram.record(seconds, attributes)
+    except Exception:
+        warn_once("pools", "otel_retry failed to measure a connection pool", exc_info=True)

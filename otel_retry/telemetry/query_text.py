@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from bson import json_util
+from bson.binary import UuidRepresentation
 from bson.raw_bson import RawBSONDocument
+
+from otel_retry.semconv import COLLECTION_COMMANDS
+
+_RAW = json_util.RELAXED_JSON_OPTIONS.with_options(uuid_representation=UuidRepresentation.STANDARD)
 
 LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
 
@@ -52,7 +57,7 @@ class _Writer:
             if key in LEFT_OUT:
                 continue
             self._key(key, first=first)
-            if first and isinstance(command[key], str):
+            if first and key in COLLECTION_COMMANDS and isinstance(command[key], str):
                 self.put(json.dumps(command[key]))  # the collection: part of the span's name already
             else:
                 self.value(command[key], 0)
@@ -69,7 +74,9 @@ class _Writer:
         elif isinstance(value, (list, tuple)):
             self._array(value, depth)
         elif self._raw:
-            self.put(json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS))
+            if isinstance(value, (str, bytes)) and len(value) > self._room:
+                value = value[: self._room]  # the rest would be cut off anyway
+            self.put(json_util.dumps(value, json_options=_RAW))
         else:
             self.put('"?"')
 

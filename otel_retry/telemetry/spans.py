@@ -6,9 +6,11 @@ when the operation ends is ended with it. For a span that is not recorded nothin
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +36,30 @@ _current: ContextVar[OperationTrace | None] = ContextVar("otel_retry_trace", def
 _LINK = {semconv.RETRY_LINK: semconv.PREVIOUS_ATTEMPT}
 
 
+def inherited_context() -> Context | None:
+    """For a command outside of any operation. A background task inherits the context of the operation that happened to
+    start it: then nothing of it counts, and the command is the root of a trace of its own.
+    """
+    return None if _current.get() is None else otel_context.Context()
+
+
 def current_trace() -> OperationTrace | None:
     """The operation under way in this thread or task; a background task inherits one that is over."""
     trace = _current.get()
     return trace if trace is not None and trace.open else None
+
+
+def quietly(method: Callable[..., None]) -> Callable[..., None]:
+    """Telemetry that fails is reported once and never reaches the operation."""
+
+    @functools.wraps(method)
+    def quiet(*args: Any, **kwargs: Any) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception:
+            warn_once(f"trace: {method.__name__}", "otel_retry failed to report an operation", exc_info=True)
+
+    return quiet
 
 
 class OperationTrace:
@@ -51,6 +73,7 @@ class OperationTrace:
         "_context_token",
         "_delay",
         "_previous",
+        "_request_id",
         "_sent",
         "_token",
         "address",
@@ -88,6 +111,7 @@ class OperationTrace:
         self._sent = False
         self._command: Span | None = None
         self._previous: Any = None
+        self._request_id = 0
         self._context = parent
         self._token: Token[OperationTrace | None] | None = None
         self._context_token: Token[Context] | None = None
@@ -99,6 +123,7 @@ class OperationTrace:
             if span.is_recording():
                 self.span = span
                 self.recording = True
+                self._attempt_started = time.perf_counter()  # no attempt begins before its operation
                 self._context = set_span_in_context(span, parent)
                 if ambient:
                     self._context_token = otel_context.attach(self._context)
@@ -107,11 +132,20 @@ class OperationTrace:
 
     # What the seam tells.
 
+    @quietly
     def retrying(
-        self, failure: Failure, *, delay: float, tokens: float | None, decision: str = "try_next_host"
+        self,
+        failure: Failure,
+        *,
+        delay: float,
+        tokens: float | None,
+        decision: str = "try_next_host",
+        failed_at: float | None = None,
     ) -> None:
-        """An attempt failed and another one follows, after `delay` seconds."""
-        now = time.perf_counter()
+        """An attempt failed and another one follows, after `delay` seconds. `failed_at` (of `time.perf_counter`): the
+        wait is over already.
+        """
+        now = time.perf_counter() if failed_at is None else failed_at
         self._attempt_failed(failure, now, retried=True)
         telemetry = self.telemetry
         if self.recording and self.span is not None:
@@ -142,6 +176,7 @@ class OperationTrace:
         self._sent = False
         self._attempt_started = now + delay
 
+    @quietly
     def command_done(self) -> None:
         """One command of a bulk write is done: the next begins with its first attempt."""
         if self.attempt > 1:
@@ -151,11 +186,13 @@ class OperationTrace:
         self._previous = None
         self._attempt_started = time.perf_counter()
 
-    def gave_up(self, failure: Failure, reason: Reason) -> None:
+    @quietly
+    def gave_up(self, failure: Failure, reason: Reason, *, failed_at: float | None = None) -> None:
         """The last attempt failed, and this is why no other follows."""
-        self._attempt_failed(failure, time.perf_counter())
+        self._attempt_failed(failure, time.perf_counter() if failed_at is None else failed_at)
         self.outcome = reason.value
 
+    @quietly
     def ignored(self, failure: Failure, *, applied: bool) -> None:
         """The last attempt failed, and the operation reports success all the same."""
         self._attempt_failed(failure, time.perf_counter())
@@ -165,7 +202,7 @@ class OperationTrace:
     def _attempt_failed(self, failure: Failure, now: float, *, retried: bool = False) -> None:
         if self.recording and not self._sent:
             self._show_attempt(failure, now)
-        if retried or self.retries:
+        if retried or self.attempt > 1:
             self._end_attempt(now, failure)
 
     def _show_attempt(self, failure: Failure, now: float) -> None:
@@ -176,7 +213,7 @@ class OperationTrace:
             attributes.update(
                 server_attributes((host, int(port)) if host and port.isdigit() else (failure.server, None))
             )
-        ended = time.time_ns()
+        ended = time.time_ns() - int((time.perf_counter() - now) * 1e9)
         span = self.telemetry.start_child(
             semconv.ATTEMPT_SPAN,
             self._context,
@@ -228,8 +265,7 @@ class OperationTrace:
             outcome = outcome or (semconv.RETRIED if self.retries else semconv.FIRST_TRY)
         elif outcome is None:
             outcome = Reason.NOT_RETRYABLE.value if isinstance(error, Exception) else Reason.CANCELLED.value
-        if self.telemetry.instruments is not None:
-            self._measure(now, outcome, error)
+        self._measure(now, outcome, error)
         if self._command is not None:
             self._abandon_command(error)
         span = self.span
@@ -245,6 +281,7 @@ class OperationTrace:
                 self._mark_failed(span, error, None)
             span.end()
 
+    @quietly
     def _measure(self, now: float, outcome: str, error: BaseException | None) -> None:
         instruments = self.telemetry.instruments
         if instruments is None:
@@ -270,6 +307,8 @@ class OperationTrace:
     # What the CommandListener tells.
 
     def command_started(self, event: Any) -> None:
+        if self._command is not None:
+            return  # of an operation inside this one that somebody suppresses: a listener of the application's own
         self._sent = True
         name = event.command_name
         if not self.recording or is_sensitive(name, event.command):
@@ -278,6 +317,7 @@ class OperationTrace:
             name, self._context, self._command_attributes(event), links=self._links()
         )
         self._previous = span.get_span_context()
+        self._request_id = event.request_id
         self.telemetry.hooks.request(span, event)
 
     def _command_attributes(self, event: Any) -> dict[str, Any]:
@@ -322,19 +362,21 @@ class OperationTrace:
         return [Link(self._previous, _LINK)]
 
     def command_succeeded(self, event: Any) -> None:
-        span, self._command = self._command, None
-        if span is None:
+        span = self._command
+        if span is None or event.request_id != self._request_id:
             return
+        self._command = None
         cursor = event.reply.get("cursor")
-        if isinstance(cursor, dict) and cursor.get("id"):
+        if isinstance(cursor, Mapping) and cursor.get("id"):
             span.set_attribute(semconv.CURSOR_ID, int(cursor["id"]))
         self.telemetry.hooks.response(span, event)
         span.end()
 
     def command_failed(self, event: Any) -> None:
-        span, self._command = self._command, None
-        if span is None:
+        span = self._command
+        if span is None or event.request_id != self._request_id:
             return
+        self._command = None
         # PyMongo publishes the failure while it handles the exception.
         self._mark_failed(span, sys.exception(), code_of(event.failure))
         self.telemetry.hooks.failed(span, event)
@@ -344,7 +386,8 @@ class OperationTrace:
         """Cancelled between the sending and the answer: PyMongo publishes neither success nor failure."""
         span, self._command = self._command, None
         if span is not None:
-            self._mark_failed(span, error, None)
+            if error is not None:  # otherwise it was only that nobody listened any more
+                self._mark_failed(span, error, None)
             span.end()
 
     def _mark_failed(self, span: Span, error: BaseException | None, code: int | None) -> None:
@@ -372,7 +415,7 @@ def is_sensitive(name: str, command: Any) -> bool:
 
 def collection_of(name: str, database: str, command: Any) -> str | None:
     """The collection that a command names, for commands whose operation does not know it."""
-    if database == "admin":
+    if database == "admin" or not (name in semconv.COLLECTION_COMMANDS or name == "getMore"):
         return None
     found = command.get("collection" if name == "getMore" else name)
     return found if isinstance(found, str) and not found.startswith("$cmd") else None

@@ -1,12 +1,13 @@
 """The backends and the application, started once for all end-to-end tests.
 
 `backends.prometheus.query(expression)` and `backends.jaeger.search(service, tags=...)` ask what an operator would ask;
-`workload.run(...)` makes the application work; `traffic` is a given mix of calm and faults, done and delivered.
+`workload.run(...)` makes an application work; `traffic` is a given mix of calm and faults, done and delivered.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def backends(logs: Path) -> Iterator[Backends]:
 
 @pytest.fixture(scope="session")
 def workload(backends: Backends, deployment: Deployment, logs: Path) -> Iterator[Workload]:
-    """The application, under `opentelemetry-instrument`, sending to the Collector."""
+    """An application, under `opentelemetry-instrument`, sending to the Collector; any test may make it work."""
     with Workload(
         uri=deployment.uri, endpoint=backends.endpoint, service="workload", log=logs / "workload.log"
     ) as started:
@@ -65,8 +66,11 @@ def workload(backends: Backends, deployment: Deployment, logs: Path) -> Iterator
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What the application did, by its own account, after all of it was sent to the Collector."""
+    """What an application did in its whole life, by its own account, when all of it was sent."""
 
+    service: str
+    first: list[Request]
+    """To connect."""
     calm: list[Request]
     retried: list[Request]
     """Overloaded once, twice or three times, then served; some lost their connection."""
@@ -80,32 +84,44 @@ class Traffic:
 
     @property
     def all(self) -> list[Request]:
-        return [*self.calm, *self.kept]
+        return [*self.first, *self.calm, *self.kept]
 
 
 @pytest.fixture(scope="session")
-def traffic(backends: Backends, workload: Workload, deployment: Deployment) -> Traffic:
-    done = Traffic(calm=[], retried=[], gave_up=[], slow=[])
-    done.calm.extend(workload.run("find", count=500, threads=2))
-    for times, do, command in (
-        *[(times, do, do) for times in (1, 2) for do in ("find", "insert", "aggregate")],
-        *[(1, "update", "update")] * 5,
-        (3, "find", "find"),
+def traffic(backends: Backends, deployment: Deployment, logs: Path) -> Traffic:
+    """Done once, by an application of its own, so that what is counted stays as it is."""
+    service = "traffic"
+    with Workload(
+        uri=deployment.uri, endpoint=backends.endpoint, service=service, log=logs / "traffic.log"
+    ) as application:
+        done = Traffic(
+            service=service, first=application.run("update"), calm=[], retried=[], gave_up=[], slow=[]
+        )
+        _calm_and_faults(application, deployment, done)
+    backends.wait_for_traces(service, [request.trace_id for request in done.kept])
+    time.sleep(2.0)  # what was decided together travels in batches
+    return done
+
+
+def _calm_and_faults(application: Workload, deployment: Deployment, done: Traffic) -> None:
+    done.calm.extend(application.run("find", count=500, threads=2))
+    for times, do in (
+        *[(times, do) for times in (1, 2) for do in ("find", "insert", "aggregate")],
+        *[(1, "update")] * 5,
+        (3, "find"),
     ):
-        with deployment.fail_command(commands=[command], times=times, **OVERLOAD):
-            done.retried.extend(workload.run(do))
-    for do in ("find", "insert"):
-        with deployment.fail_command(commands=[do], times=1, closeConnection=True, appName=APP_NAME):
-            done.retried.extend(workload.run(do))
+        with deployment.fail_command(commands=[do], times=times, **OVERLOAD):
+            done.retried.extend(application.run(do))
     with deployment.fail_command(commands=["insert"], errorCode=121, appName=APP_NAME):
-        done.gave_up.extend(workload.run("insert", count=3))
+        done.gave_up.extend(application.run("insert", count=3))
     with deployment.fail_command(commands=["find"], **OVERLOAD):
-        done.gave_up.extend(workload.run("find"))
+        done.gave_up.extend(application.run("find"))
     with deployment.fail_command(
         commands=["aggregate"], blockConnection=True, blockTimeMS=600, appName=APP_NAME
     ):
-        done.slow.extend(workload.run("aggregate", count=4))
-    done.calm.extend(workload.run("both", count=500, threads=2))
-    workload.flush()
-    backends.wait_for_traces(workload.service, [request.trace_id for request in done.kept])
-    return done
+        done.slow.extend(application.run("aggregate", count=4))
+    done.calm.extend(application.run("both", count=500, threads=2))
+    # Last of all something that is kept: once it is in Jaeger, all before it is decided as well.
+    for do in ("find", "insert"):
+        with deployment.fail_command(commands=[do], times=1, closeConnection=True, appName=APP_NAME):
+            done.retried.extend(application.run(do))

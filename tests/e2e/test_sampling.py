@@ -32,28 +32,23 @@ def _within_the_share(kept: int, of: int) -> bool:
     return abs(kept - expected) <= 5 * (of * SHARE * (1 - SHARE)) ** 0.5
 
 
-def test_every_trace_with_a_retry_an_error_or_a_slow_operation_is_kept(
-    backends: Backends, workload: Workload, traffic: Traffic
-):
-    found = backends.jaeger.search(workload.service)
+def test_every_trace_with_a_retry_an_error_or_a_slow_operation_is_kept(backends: Backends, traffic: Traffic):
+    found = backends.jaeger.search(traffic.service)
     missing = {request.trace_id for request in traffic.kept} - found.keys()
     assert not missing
     assert len(traffic.kept) >= 20
 
 
-def test_of_the_calm_traces_the_configured_share_is_kept(
-    backends: Backends, workload: Workload, traffic: Traffic
-):
+def test_of_the_calm_traces_the_configured_share_is_kept(backends: Backends, traffic: Traffic):
     calm = _fast(traffic.calm)
     assert len(calm) > 900
-    # Sent last and decided last: by now those before it are decided as well.
-    found = backends.jaeger.search(workload.service)
+    found = backends.jaeger.search(traffic.service)
     kept = sum(request.trace_id in found for request in calm)
     assert _within_the_share(kept, len(calm)), f"{kept} of {len(calm)}"
 
 
-def test_what_is_kept_is_kept_whole(backends: Backends, workload: Workload, traffic: Traffic):
-    found = backends.jaeger.search(workload.service)
+def test_what_is_kept_is_kept_whole(backends: Backends, traffic: Traffic):
+    found = backends.jaeger.search(traffic.service)
     for request in traffic.all:
         if request.trace_id in found:
             operations = len({command["operation_id"] for command in request.commands})

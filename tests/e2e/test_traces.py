@@ -13,7 +13,7 @@ from tests.e2e.workload import APP_NAME
 if TYPE_CHECKING:
     from tests.e2e.conftest import Traffic
     from tests.e2e.stack import Backends, Span, Trace
-    from tests.e2e.workload import Request, Workload
+    from tests.e2e.workload import Request
 
 ATTEMPT = semconv.RETRY_ATTEMPT
 
@@ -30,15 +30,15 @@ def _operation(trace: Trace) -> Span:
 
 
 @pytest.fixture(scope="module")
-def twice_overloaded(traffic: Traffic) -> Request:
+def thrice_overloaded(traffic: Traffic) -> Request:
     [request] = [each for each in traffic.retried if each.attempts == 4]
     return request
 
 
 def test_a_retried_trace_is_a_tree_of_request_operation_and_one_span_for_each_attempt(
-    backends: Backends, twice_overloaded: Request
+    backends: Backends, thrice_overloaded: Request
 ):
-    trace = _trace(backends, twice_overloaded)
+    trace = _trace(backends, thrice_overloaded)
     assert trace.root.name == "request find"
     operation = _operation(trace)
     assert operation.name == "find e2e.items"
@@ -47,11 +47,11 @@ def test_a_retried_trace_is_a_tree_of_request_operation_and_one_span_for_each_at
         ("find", number) for number in (1, 2, 3, 4)
     ]
     assert len(trace.spans) == 2 + 4
-    assert {span.service for span in trace.spans} == {"workload"}
+    assert {span.service for span in trace.spans} == {"traffic"}
 
 
-def test_each_attempt_links_to_the_one_before_it(backends: Backends, twice_overloaded: Request):
-    trace = _trace(backends, twice_overloaded)
+def test_each_attempt_links_to_the_one_before_it(backends: Backends, thrice_overloaded: Request):
+    trace = _trace(backends, thrice_overloaded)
     attempts = trace.children(_operation(trace))
     assert attempts[0].links == []
     for previous, span in itertools.pairwise(attempts):
@@ -61,9 +61,9 @@ def test_each_attempt_links_to_the_one_before_it(backends: Backends, twice_overl
 
 
 def test_the_failed_attempts_are_errors_and_the_last_one_and_the_operation_are_not(
-    backends: Backends, twice_overloaded: Request
+    backends: Backends, thrice_overloaded: Request
 ):
-    trace = _trace(backends, twice_overloaded)
+    trace = _trace(backends, thrice_overloaded)
     operation = _operation(trace)
     *failed, last = trace.children(operation)
     assert [span.failed for span in failed] == [True, True, True]
@@ -76,9 +76,9 @@ def test_the_failed_attempts_are_errors_and_the_last_one_and_the_operation_are_n
 
 
 def test_the_operation_tells_of_each_retry_with_its_reason_wait_and_tokens(
-    backends: Backends, twice_overloaded: Request
+    backends: Backends, thrice_overloaded: Request
 ):
-    trace = _trace(backends, twice_overloaded)
+    trace = _trace(backends, thrice_overloaded)
     operation = _operation(trace)
     assert operation.attributes[semconv.RETRY_OUTCOME] == semconv.RETRIED
     assert operation.attributes[semconv.RETRY_ATTEMPTS] == 4
@@ -93,11 +93,11 @@ def test_the_operation_tells_of_each_retry_with_its_reason_wait_and_tokens(
 
 
 def test_the_spans_carry_the_ids_that_the_applications_own_listener_saw(
-    backends: Backends, twice_overloaded: Request
+    backends: Backends, thrice_overloaded: Request
 ):
-    trace = _trace(backends, twice_overloaded)
+    trace = _trace(backends, thrice_overloaded)
     operation = _operation(trace)
-    seen = twice_overloaded.commands
+    seen = thrice_overloaded.commands
     assert operation.attributes[semconv.OPERATION_ID] == seen[0]["operation_id"]
     assert [
         (span.attributes[semconv.OPERATION_ID], span.attributes[semconv.REQUEST_ID])
@@ -106,37 +106,31 @@ def test_the_spans_carry_the_ids_that_the_applications_own_listener_saw(
 
 
 def test_searching_for_the_outcome_finds_the_retried_traces_and_no_other(
-    backends: Backends, workload: Workload, traffic: Traffic
+    backends: Backends, traffic: Traffic
 ):
-    found = backends.jaeger.search(workload.service, tags={semconv.RETRY_OUTCOME: semconv.RETRIED})
+    found = backends.jaeger.search(traffic.service, tags={semconv.RETRY_OUTCOME: semconv.RETRIED})
     known = {request.trace_id for request in traffic.all}
     assert found.keys() & known == {request.trace_id for request in traffic.retried}
 
 
-def test_searching_for_the_reason_it_gave_up_finds_those_that_failed(
-    backends: Backends, workload: Workload, traffic: Traffic
-):
+def test_searching_for_the_reason_it_gave_up_finds_those_that_failed(backends: Backends, traffic: Traffic):
     known = {request.trace_id for request in traffic.all}
     refused = {request.trace_id for request in traffic.gave_up if request.attempts == 1}
     exhausted = {request.trace_id for request in traffic.gave_up if request.attempts > 1}
     for reason, expected in (("not_retryable", refused), ("limit", exhausted)):
-        found = backends.jaeger.search(workload.service, tags={semconv.RETRY_OUTCOME: reason})
+        found = backends.jaeger.search(traffic.service, tags={semconv.RETRY_OUTCOME: reason})
         assert found.keys() & known == expected
 
 
-def test_searching_for_an_operation_id_finds_its_trace(
-    backends: Backends, workload: Workload, traffic: Traffic
-):
+def test_searching_for_an_operation_id_finds_its_trace(backends: Backends, traffic: Traffic):
     for request in traffic.retried[:5]:
         [operation_id] = {command["operation_id"] for command in request.commands}
-        found = backends.jaeger.search(workload.service, tags={semconv.OPERATION_ID: operation_id})
+        found = backends.jaeger.search(traffic.service, tags={semconv.OPERATION_ID: operation_id})
         assert list(found) == [request.trace_id]
 
 
-def test_searching_for_second_attempts_finds_the_retried_traces(
-    backends: Backends, workload: Workload, traffic: Traffic
-):
-    found = backends.jaeger.search(workload.service, tags={ATTEMPT: 2})
+def test_searching_for_second_attempts_finds_the_retried_traces(backends: Backends, traffic: Traffic):
+    found = backends.jaeger.search(traffic.service, tags={ATTEMPT: 2})
     assert {request.trace_id for request in traffic.retried} <= found.keys()
     assert not found.keys() & {request.trace_id for request in traffic.calm}
 
@@ -162,7 +156,7 @@ def test_an_operation_that_gave_up_is_an_error_with_the_reason(backends: Backend
     assert [request.attempts for request in traffic.gave_up] == [1, 1, 1, 6]
 
 
-def test_nothing_of_the_data_is_in_the_trace(backends: Backends, twice_overloaded: Request):
-    trace = _trace(backends, twice_overloaded)
+def test_nothing_of_the_data_is_in_the_trace(backends: Backends, thrice_overloaded: Request):
+    trace = _trace(backends, thrice_overloaded)
     assert all(semconv.DB_QUERY_TEXT not in span.attributes for span in trace.spans)
     assert APP_NAME not in {value for span in trace.spans for value in span.attributes.values()}

@@ -10,10 +10,10 @@ from opentelemetry.instrumentation.utils import suppress_instrumentation
 from pymongo import MongoClient, common
 
 from tests.fakes.proxy import Proxy
-from tests.integration.telemetry_rig import Rig
+from tests.integration.telemetry_rig import Rig, forget_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from otel_retry import mongod
     from tests.flavours import Flavour
@@ -82,9 +82,18 @@ def fail(deployment: mongod.Deployment) -> Callable[..., Any]:
 
 
 @pytest.fixture
+async def dying(mongo: Flavour) -> AsyncIterator[None]:
+    """For tests whose server dies while clients connect to it."""
+    yield
+    await mongo.close()
+    forget_sockets()
+
+
+@pytest.fixture
 def proxy(deployment: mongod.Deployment) -> Iterator[Proxy]:
     """In front of the shared node."""
     with MongoClient(deployment.uri) as client:
+        client.admin.command("ping")
         address = client.address
     with Proxy(address) as started:
         yield started

@@ -7,9 +7,11 @@ so a name that is spelt wrong there is a test that fails here.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -263,6 +265,23 @@ class Interrupter(Commands):
 
 async def first_of(cursor: Any) -> Any:
     return await cursor.__anext__() if hasattr(cursor, "__anext__") else next(cursor)
+
+
+def names_kept(telemetry: Any) -> int:
+    """How many names and namespaces one client's telemetry remembers, in all its caches together."""
+    naming = telemetry._naming
+    return sum(
+        len(cache)
+        for cache in map(naming.__getattribute__, naming.__slots__)
+        if isinstance(cache, (dict, set))
+    )
+
+
+def forget_sockets() -> None:
+    """PyMongo's asynchronous client, cancelled while it connects, forgets the socket: nothing of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def defect(reason: str, when: bool = True) -> pytest.MarkDecorator:

@@ -1032,13 +1032,7 @@ UNSERVED = {
     "plugin",
     [
         False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="defect: raise_step()'s frame is in the error's traceback and holds the step",
-            ),
-        ),
+        True,
     ],
     ids=["plain", "with the plugin"],
 )
@@ -1060,9 +1054,6 @@ async def test_a_failed_operation_leaves_nothing_to_the_garbage_collector(
     assert left == {name: {} for name in UNSERVED}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="defect: a retried operation keeps its machine, and the loop its last step"
-)
 @pytest.mark.parametrize("command", ["find", "insert", "ping"])
 async def test_an_operation_that_succeeds_after_a_retry_leaves_no_history_to_the_garbage_collector(
     deployment, mongo, instrument, database_name, delays, command

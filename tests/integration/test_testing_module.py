@@ -49,7 +49,7 @@ async def test_a_failure_of_one_operation_waits_for_it(
 async def test_each_ready_made_failure_is_retried_for_a_read_and_a_write(
     client: Any, retries: Retries, database_name: str, failure: str
 ) -> None:
-    for call in (lambda: client[database_name].c.find_one(), lambda: client[database_name].c.insert_one({})):
+    for call in (client[database_name].c.find_one, lambda: client[database_name].c.insert_one({})):
         retries.fail(client, getattr(retries, failure)())
         await resolve(call())
     assert retries.attempts(client) == [2, 2]

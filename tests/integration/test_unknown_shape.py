@@ -253,11 +253,6 @@ def test_after_a_driver_came_to_be_known_instrument_works(monkeypatch, caplog):
     assert warned_once(caplog, RUNNER)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AttributeError,
-    reason="defect: what is found may be no Python function; then .__code__ is missing",
-)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("method", ["__init__", "run", "_read", "_write"])
 def test_a_method_that_is_no_python_function_is_an_unknown_shape_too(monkeypatch, caplog, half, method):
@@ -453,7 +448,7 @@ def test_a_driver_of_known_shape_is_patched_without_a_word_whatever_its_version(
 @pytest.mark.parametrize(
     "edit",
     [
-        pytest.param(edit, id=name, marks=pytest.mark.xfail(strict=True, reason=UNCHECKED))
+        pytest.param(edit, id=name)
         for name, edit in {
             "imported at the top: _csot": lambda package: (
                 (package / "_csot.py").rename(package / "_deadlines.py"),

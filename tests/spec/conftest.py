@@ -34,7 +34,7 @@ def slow_rediscovery(quick_rediscovery: None, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="session")
 def database_of_all(deployment: mongod.Deployment) -> Iterator[str]:
-    """One database for all tests, a collection for each: to drop a database after each test takes too long."""
+    """One database, with one collection, for all tests: to make and drop one for each would take longer than they do."""
     name = f"spec_{uuid.uuid4().hex}"
     yield name
     with MongoClient(deployment.uri) as client:
@@ -56,15 +56,11 @@ async def rig(
     quick_rediscovery: None,
     serve: Callable[[AbstractContextManager[Any]], Any],
 ) -> AsyncIterator[Callable[..., Rig]]:
-    """Makes a client, with options, together with what a test wants to know and to break about it.
-
-    All rigs of one test look at the same collection.
-    """
-    collection = f"things_{uuid.uuid4().hex}"
+    """Makes a client, with options, together with what a test wants to know and to break about it."""
     made: list[Rig] = []
 
     def make(uri: str | None = None, **options: Any) -> Rig:
-        made.append(Rig(mongo, deployment, uri or deployment.uri, database_of_all, collection, options))
+        made.append(Rig(mongo, deployment, uri or deployment.uri, database_of_all, options))
         return made[-1]
 
     yield make

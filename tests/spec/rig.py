@@ -18,7 +18,7 @@ from otel_retry.policies import BackpressurePolicy
 from tests.flavours import Commands, Flavour, listed, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     from otel_retry import Failure, RetryContext, mongod
 
@@ -111,7 +111,6 @@ class Rig:
         deployment: mongod.Deployment,
         uri: str,
         database: str,
-        collection: str,
         options: dict[str, Any],
     ) -> None:
         self.mongo = mongo
@@ -123,10 +122,11 @@ class Rig:
         options = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 10_000, **options}
         self.client = mongo.client(uri, event_listeners=listeners, **options)
         self.database = self.client[database]
-        self.collection = self.database[collection]
+        self.collection = self.database.things
 
     async def seed(self) -> None:
-        """Three documents, a connection, and nothing recorded."""
+        """Three documents and no others, a connection, and nothing recorded."""
+        await resolve(self.collection.delete_many({}))
         await resolve(self.collection.insert_many([dict(document) for document in SEEDED]))
         self.commands.clear()
 
@@ -181,11 +181,13 @@ class Rig:
         self.deployment.clear_failpoints()
         await resolve(self.client.admin.command({"killSessions": [identity]}))
 
-    async def beside(self, call: Callable[[], Any]) -> Any:
-        """Run an operation beside others: on the loop, or on a thread of its own."""
-        if self.mongo.is_async and pymongo.version_tuple < (4, 10):
+    def beside(self, call: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
+        """An operation to run beside others: on the loop, or on a thread of its own."""
+        if not self.mongo.is_async:
+            return asyncio.to_thread(call)
+        if pymongo.version_tuple < (4, 10):
             pytest.skip("AsyncMongoClient of 4.9 blocks the loop while it reads: nothing runs beside it")
-        return await (call() if self.mongo.is_async else asyncio.to_thread(call))
+        return call()
 
     async def until_started(self, command: str) -> None:
         async with asyncio.timeout(5):

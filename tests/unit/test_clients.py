@@ -243,9 +243,6 @@ def test_two_threads_that_adopt_one_client_get_the_same_bucket():
     assert len(registry._references) == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="defect: replace() is forget, then adopt: an operation in between adopts the default"
-)
 def test_settings_of_its_own_win_over_an_operation_that_runs_meanwhile(registry, monkeypatch):
     client = Client()
     registry.use(DEFAULT)
@@ -280,11 +277,6 @@ def test_clients_of_one_name_are_told_apart_by_numbers_that_are_used_again(regis
     assert [registry.of(two).name, registry.of(three).name] == ["app-2", "app-1"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeError,
-    reason="defect: _free_number() walks the live dict; a collection may shrink it",
-)
 def test_a_client_that_dies_while_another_is_adopted_does_no_harm(registry, monkeypatch):
     """The garbage collector may run at any allocation, and it forgets clients in the midst of whatever runs."""
     registry.use(DEFAULT)

@@ -113,7 +113,7 @@ def test_two_loads_do_not_share_a_policy_object():
         (Mine, ["policy=Mine()"]),
         (OwnRules(), RULES),
     ],
-    ids=repr,
+    ids=lambda each: type(each).__name__,
 )
 def test_a_wrong_keyword_is_named_with_its_value_and_what_is_possible(value, possibilities):
     with pytest.raises(SettingError) as caught:

@@ -178,9 +178,6 @@ def test_an_error_with_a_history_can_be_copied_and_pickled_as_without(duplicate,
     assert str(copied) == str(error)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="defect: the placeholder for the error itself does not survive as the same object"
-)
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_the_history_of_a_pickled_error_ends_with_that_error(duplicate):
     error = OperationFailure("x")

@@ -1,4 +1,3 @@
-
 """Make the shop's database refuse work now and then, as an overloaded one does: bursts of overload, a lost connection.
 
 It uses the server's failpoint `failCommand`, which exists only where mongod was started with enableTestCommands=1.

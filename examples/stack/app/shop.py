@@ -1,4 +1,3 @@
-
 """A small shop that takes orders without end: plain PyMongo, no word of OpenTelemetry or of retries.
 
 `SHOP_ORDERS_PER_SECOND` is how busy it is (20); `SHOP_ORDERS` ends it after so many (0: never).

@@ -52,6 +52,7 @@ class Seam:
             setattr(owner, name, replacement)
 
     def remove(self) -> None:
+        transactions.end_open_transactions()
         while self._found:
             owner, name, original = self._found.pop()
             setattr(owner, name, original)

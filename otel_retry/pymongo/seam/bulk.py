@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo.message import _INSERT
+from otel_retry.pymongo.seam.private import INSERT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ class PerCommand:
         run = bulk.current_run
         if run is None:
             return False
-        if run.op_type == _INSERT:
+        if run.op_type == INSERT:
             return True  # and its operations are the user's own documents: not to be asked for options
         return not any(_is_multi(operation) for operation in run.ops[run.idx_offset :])
 

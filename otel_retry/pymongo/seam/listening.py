@@ -19,9 +19,11 @@ _POOLS = ("_EventListeners__cmap_listeners", "_EventListeners__enabled_for_cmap"
 
 def listen(client: Any, state: ClientState, telemetry: Telemetry) -> None:
     """From the first operation whose span is recorded: until then nobody would hear."""
-    if state.commands is None:
-        state.commands = CommandEvents(telemetry)
-        _add(client._event_listeners, _COMMANDS, state.commands)
+    with state.lock:  # the first operations of a client may come from many threads at once
+        if state.commands is None:
+            commands = CommandEvents(telemetry)
+            _add(client._event_listeners, _COMMANDS, commands)
+            state.commands = commands
     listen_to_pool_events(client, state, telemetry)
 
 
@@ -52,16 +54,18 @@ def listen_before_unacknowledged(half: Half, registry: ClientRegistry) -> Any:
 
 def listen_to_pool_events(client: Any, state: ClientState, telemetry: Telemetry) -> None:
     """For metrics of pools, and for the number of the connection that a command span names."""
-    if state.pools is not None:
-        return
-    options = client.options.pool_options
-    state.pools = PoolListener(
-        client=state.name,
-        instruments=telemetry.instruments,
-        minimum=options.min_pool_size,
-        maximum=options.max_pool_size,
-    )
-    _add(client._event_listeners, _POOLS, state.pools)
+    with state.lock:
+        if state.pools is not None:
+            return
+        options = client.options.pool_options
+        pools = PoolListener(
+            client=state.name,
+            instruments=telemetry.instruments,
+            minimum=options.min_pool_size,
+            maximum=options.max_pool_size,
+        )
+        _add(client._event_listeners, _POOLS, pools)
+        state.pools = pools
     _publish(client, wanted=True)
 
 

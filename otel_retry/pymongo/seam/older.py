@@ -17,11 +17,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pymongo import _csot, monitoring
+from pymongo import monitoring
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.message import _randint
 from pymongo.synchronous.client_session import ClientSession
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
@@ -35,6 +34,7 @@ from otel_retry.pymongo.classify import classify
 from otel_retry.pymongo.seam import waiting
 from otel_retry.pymongo.seam.listening import listen
 from otel_retry.pymongo.seam.operation import address_of
+from otel_retry.pymongo.seam.private import apply_timeout, randint, remaining
 from otel_retry.pymongo.seam.transactions import transaction_context
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class BypassingOperation(OperationExecution):
     def under_way(self, namespace: Namespace) -> Iterator[None]:
         """For the time of the call: known to server selection and to listeners, and a span if there is telemetry."""
         here = _under_way.set(self)
-        identity = _operation_id.set(_randint())
+        identity = _operation_id.set(randint())
         trace = self.otr_trace = self._observe(namespace)
         error: BaseException | None = None
         try:
@@ -103,6 +103,7 @@ class BypassingOperation(OperationExecution):
         finally:
             _operation_id.reset(identity)
             _under_way.reset(here)
+            self.otr_machine = None  # it holds errors whose tracebacks hold this object
             if trace is not None:
                 self._observed(trace, error)
             del error  # its traceback holds this frame
@@ -151,7 +152,7 @@ class BypassingOperation(OperationExecution):
     def otr_situation(self, now: float) -> Situation:
         return Situation(
             now=now,
-            remaining=_csot.remaining(),
+            remaining=remaining(),
             in_transaction=self._session is not None and self._session.in_transaction,
             sharded=self._client.topology_description.topology_type_name == "Sharded",
         )
@@ -254,7 +255,7 @@ class Bypass:
 
 
 def _repeating(original: Any, bypass: Bypass) -> Any:
-    @_csot.apply  # before the first attempt: timeoutMS is for all of them
+    @apply_timeout  # before the first attempt: timeoutMS is for all of them
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         operation = bypass.begin(SyncBypassingOperation, self, args, kwargs)
@@ -269,7 +270,7 @@ def _repeating(original: Any, bypass: Bypass) -> Any:
 
 
 def _repeating_async(original: Any, bypass: Bypass) -> Any:
-    @_csot.apply  # before the first attempt: timeoutMS is for all of them
+    @apply_timeout  # before the first attempt: timeoutMS is for all of them
     @functools.wraps(original)
     async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         operation = bypass.begin(AsyncBypassingOperation, self, args, kwargs)
@@ -341,11 +342,12 @@ def _with_operation_id(original: Any) -> Any:
 def identified(cls: type[Any], *, is_async: bool) -> type[Any]:
     """An operation whose attempts all publish one operation id."""
 
-    def identity_of(operation: Any) -> int | None:
-        if not operation._client._event_listeners.enabled_for_commands:
-            return None
-        given: int | None = operation._operation_id
-        return _randint() if given is None else given
+    def identity_of(operation: Any) -> int:
+        """Kept on the operation too, so that spans and events say the same."""
+        if operation._operation_id is None:
+            operation._operation_id = randint()
+        identity: int = operation._operation_id
+        return identity
 
     class Identified(cls):  # type: ignore[misc]
         def run(self) -> Any:

@@ -11,9 +11,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from pymongo import _csot
-from pymongo.errors import DuplicateKeyError, ServerSelectionTimeoutError
-from pymongo.message import _randint
+from pymongo.errors import (
+    BulkWriteError,
+    ClientBulkWriteException,
+    DuplicateKeyError,
+    ServerSelectionTimeoutError,
+)
 from pymongo.read_preferences import make_read_preference, read_pref_mode_from_name
 
 from otel_retry.drivers import run, run_async
@@ -29,6 +32,7 @@ from otel_retry.pymongo.seam.closures import closure, entered
 from otel_retry.pymongo.seam.ignoring import can_ignore, empty_result
 from otel_retry.pymongo.seam.listening import listen
 from otel_retry.pymongo.seam.namespace import namespace_of
+from otel_retry.pymongo.seam.private import randint, remaining
 from otel_retry.pymongo.seam.statements import statements_of
 from otel_retry.pymongo.seam.transactions import transaction_context
 
@@ -106,7 +110,7 @@ class RetriedOperation(OperationExecution):
         if trace is not None and trace.recording and state.commands is None:
             listen(self._client, state, telemetry)
             if self._operation_id is None:
-                self._operation_id = trace.operation_id = _randint()
+                self._operation_id = trace.operation_id = randint()
         return trace
 
     def otr_faulty(self, attempt: Any) -> Any:
@@ -119,20 +123,22 @@ class RetriedOperation(OperationExecution):
         if server is not None:
             trace.address = server.description.address
         if error is not None and self.otr_pending is not None:
-            failure, _ = self.otr_pending
-            trace.gave_up(failure, Reason.LIMIT if trace.retries else Reason.NOT_RETRYABLE)
-        trace.end(error)
+            failure, failed_at = self.otr_pending
+            reason = Reason.LIMIT if trace.retries else Reason.NOT_RETRYABLE
+            trace.gave_up(failure, reason, failed_at=failed_at)
+        trace.end(self.otr_failed_in_part() if error is None else error)
 
     def otr_driver_attempt(self) -> None:
         """PyMongo's own loop begins an attempt; if one failed before, it was retried."""
         if self.otr_pending is not None and self.otr_trace is not None:
-            failure, failed = self.otr_pending
+            failure, failed_at = self.otr_pending
             self.otr_pending = None
-            self.otr_trace.retrying(failure, delay=max(0.0, time.monotonic() - failed), tokens=None)
+            delay = max(0.0, time.perf_counter() - failed_at)
+            self.otr_trace.retrying(failure, delay=delay, tokens=None, failed_at=failed_at)
 
     def otr_driver_failure(self, error: Exception) -> None:
         if self.otr_trace is not None:
-            self.otr_pending = (self.otr_failure(error), time.monotonic())
+            self.otr_pending = (self.otr_failure(error), time.perf_counter())
 
     def otr_display_name(self) -> str:
         name = self.otr_name()
@@ -163,6 +169,8 @@ class RetriedOperation(OperationExecution):
                 self._retryable = PerCommand(self._bulk)
 
     def otr_end(self, bulks: ObservedBulks) -> None:
+        # The tracebacks of earlier errors hold this object: it must not hold those errors in turn.
+        self.otr_machine = self._last_error = None
         if self._bulk is not None:
             bulks.release(self._bulk)
 
@@ -176,8 +184,26 @@ class RetriedOperation(OperationExecution):
             machine.command_succeeded(now)
         else:
             self.otr_deposit_first_success()
-        if self.otr_trace is not None:
-            self.otr_trace.command_done()
+        self.otr_command_seen()
+
+    def otr_command_seen(self) -> None:
+        """One command of a bulk write is done, whoever's loop it was."""
+        trace = self.otr_trace
+        if trace is not None:
+            if self._server is not None:
+                trace.address = self._server.description.address
+            trace.command_done()
+
+    def otr_failed_in_part(self) -> Exception | None:
+        """PyMongo raises the errors of single statements when the operation has returned already."""
+        result = closure(self._func, "full_result") if self._bulk is not None else None
+        if not isinstance(result, dict):
+            return None
+        if result.get("error") or result.get("writeErrors") or result.get("writeConcernErrors"):
+            if hasattr(self._bulk, "collection"):
+                return BulkWriteError(result)
+            return ClientBulkWriteException(result, self._bulk.verbose_results)
+        return None
 
     def succeeded(self) -> None:
         if self._bulk is None:  # a bulk write has deposited for each of its commands already
@@ -216,10 +242,10 @@ class RetriedOperation(OperationExecution):
         if error is self.otr_scripted:
             found = isinstance(error, ServerSelectionTimeoutError)
             return classify(error, phase=Phase.SELECTION if found else Phase.SENT, server="scripted")
+        if self.otr_trace is not None:
+            self.otr_trace.address = None if server is None else server.description.address
         if server is None:
             return classify(error, phase=Phase.SELECTION)
-        if self.otr_trace is not None:
-            self.otr_trace.address = server.description.address
         phase = Phase.SENT if entered(self._func, error) else Phase.CONNECTION
         return classify(error, phase=phase, server=address_of(server))
 
@@ -228,7 +254,7 @@ class RetriedOperation(OperationExecution):
         write_concern = closure(self._func, "write_concern")
         return Situation(
             now=now,
-            remaining=_csot.remaining(),
+            remaining=remaining(),
             retryable=bool(self._retryable),
             idempotent=self.otr_idempotent(),
             in_transaction=session is not None and session.in_transaction,
@@ -398,7 +424,7 @@ def _sync_class(  # noqa: C901 - a whole class, method by method
 
         def otr_run(self) -> Any:
             if not self.otr_decides:
-                return base.run(self)
+                return self.otr_watch(bulks)
             self.otr_begin(bulks)
             try:
                 return base.run(self)
@@ -410,6 +436,15 @@ def _sync_class(  # noqa: C901 - a whole class, method by method
                 raise error
             finally:
                 del error  # its traceback holds this frame
+
+        def otr_watch(self, bulks: ObservedBulks) -> Any:
+            if self._bulk is None or self.otr_trace is None:
+                return base.run(self)
+            bulks.observe(self._bulk, self.otr_command_seen)
+            try:
+                return base.run(self)
+            finally:
+                bulks.release(self._bulk)
 
         def _read(self) -> Any:
             return self.otr_attempts(base._read)
@@ -464,7 +499,7 @@ def _async_class(  # noqa: C901 - a whole class, method by method
 
         async def otr_run(self) -> Any:
             if not self.otr_decides:
-                return await base.run(self)
+                return await self.otr_watch(bulks)
             self.otr_begin(bulks)
             try:
                 return await base.run(self)
@@ -476,6 +511,15 @@ def _async_class(  # noqa: C901 - a whole class, method by method
                 raise error
             finally:
                 del error  # its traceback holds this frame
+
+        async def otr_watch(self, bulks: ObservedBulks) -> Any:
+            if self._bulk is None or self.otr_trace is None:
+                return await base.run(self)
+            bulks.observe(self._bulk, self.otr_command_seen)
+            try:
+                return await base.run(self)
+            finally:
+                bulks.release(self._bulk)
 
         async def _read(self) -> Any:
             return await self.otr_attempts(base._read)

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pymongo
 
+from otel_retry.pymongo.seam.private import NAMES
+
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
     from types import ModuleType
 
 FIRST_WITH_OWN_OVERLOAD_RETRY = (4, 17)
@@ -38,6 +41,10 @@ _ATTRIBUTES = frozenset(
         "_operation",
         "_operation_id",
     }
+)
+_LISTENERS = frozenset(
+    f"_EventListeners__{name}"
+    for name in ("command_listeners", "enabled_for_commands", "cmap_listeners", "enabled_for_cmap")
 )
 
 
@@ -80,8 +87,11 @@ def check() -> Shape:
     version: tuple[Any, ...] = tuple(pymongo.version_tuple)
     if version < (4, 9):
         raise UnknownShape(f"it is older than 4.9 ({pymongo.version})")
-    csot = _module("pymongo._csot")
-    _need(csot, "remaining")
+    for module, names in NAMES.items():
+        for name in names:
+            _need(_module(module), name)
+    _need(_need(_module("pymongo.client_options"), "ClientOptions"), "_options")
+    _mentions(_need(_module("pymongo.monitoring"), "_EventListeners").__init__, _LISTENERS)
     return Shape(
         version=pymongo.version,
         halves=tuple(_check_half(is_async=is_async) for is_async in (False, True)),
@@ -96,9 +106,7 @@ def _check_half(*, is_async: bool) -> Half:
     operation = _need(mongo_client, _CLASS)
     for method in _METHODS:
         _need(operation, method)
-    missing = _ATTRIBUTES - set(operation.__init__.__code__.co_names)
-    if missing:
-        raise UnknownShape(f"{_CLASS} has no {', '.join(sorted(missing))}")
+    _mentions(operation.__init__, _ATTRIBUTES)
     for method, calls in {"run": {"_read", "_write"}, "_read": {"_func"}, "_write": {"_func"}}.items():
         if not calls <= set(_code_of(getattr(operation, method)).co_names):
             raise UnknownShape(f"{_CLASS}.{method} no longer calls {', '.join(sorted(calls))}")
@@ -114,17 +122,29 @@ def _check_half(*, is_async: bool) -> Half:
     )
     for method in ("start_transaction", "commit_transaction", "abort_transaction", "_unpin"):
         _need(session, method)
+    _mentions(session.__init__, {"_transaction"})
+    _mentions(client.__init__, {"_event_listeners", "_topology"})
     return Half(is_async=is_async, mongo_client=mongo_client, operation=operation, session=session)
 
 
 def _check_bulk(bulk: type[Any]) -> None:
     """A bulk write says that one of its commands is done by setting `retrying` to False."""
-    if "retrying" not in _need(bulk, "_execute_command").__code__.co_names or hasattr(bulk, "retrying"):
+    if "retrying" not in _code_of(_need(bulk, "_execute_command")).co_names or hasattr(bulk, "retrying"):
         raise UnknownShape(f"{bulk.__name__} no longer keeps `retrying` on the instance")
 
 
+def _mentions(function: Any, names: AbstractSet[str]) -> None:
+    missing = names - set(_code_of(function).co_names)
+    if missing:
+        owner = getattr(function, "__qualname__", str(function)).removesuffix(".__init__")
+        raise UnknownShape(f"{owner} has no {', '.join(sorted(missing))}")
+
+
 def _code_of(function: Any) -> Any:
-    return getattr(function, "__wrapped__", function).__code__
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    if code is None:
+        raise UnknownShape(f"{function!r}, of {_CLASS} or near it, is no Python function")
+    return code
 
 
 def _module(name: str) -> ModuleType:

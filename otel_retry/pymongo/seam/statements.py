@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymongo.message import _DELETE, _INSERT, _UPDATE
-
 from otel_retry.idempotence import Statement
 from otel_retry.pymongo.seam.closures import closure
+from otel_retry.pymongo.seam.private import DELETE, INSERT, UPDATE
 
-_VERBS = {_INSERT: "insert", _UPDATE: "update", _DELETE: "delete"}
+_VERBS = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 
 
 def statements_of(func: Any, bulk: Any, name: str) -> tuple[Statement, ...]:

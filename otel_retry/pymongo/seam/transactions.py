@@ -6,6 +6,7 @@ It is kept on the session, as PyMongo keeps the transaction itself.
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from otel_retry.pymongo.seam.shape import Half
 
 _CONTEXT = "_otel_retry_transaction"
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Sessions whose transaction has a span that has not ended."""
+
 _ATTRIBUTES = {semconv.DB_SYSTEM: semconv.MONGODB}
 
 
@@ -53,6 +57,7 @@ def _begin(session: Any, registry: ClientRegistry) -> None:
         span = telemetry.tracer.start_span(semconv.TRANSACTION_SPAN, None, SpanKind.CLIENT, _ATTRIBUTES)
         if span.is_recording():
             session.__dict__[_CONTEXT] = set_span_in_context(span)
+            _open.add(session)
     except Exception:
         warn_once("transaction", "otel_retry failed to start a transaction span", exc_info=True)
 
@@ -62,12 +67,21 @@ def _end(session: Any, error: BaseException | None) -> None:
     if context is None:
         return
     try:
+        _open.discard(session)
         span = get_current_span(context)
-        if error is not None and span.is_recording():
+        if not span.is_recording():
+            return  # a commit that is tried again: the span has ended with the first
+        if error is not None:
             span.set_status(Status(StatusCode.ERROR, error_type(error)))
         span.end()
     except Exception:
         warn_once("transaction", "otel_retry failed to end a transaction span", exc_info=True)
+
+
+def end_open_transactions() -> None:
+    """Nobody will hear of their commit or abort any more."""
+    for session in list(_open):
+        _end(session, None)
 
 
 def _starting(original: Any, registry: ClientRegistry) -> Any:

@@ -1,0 +1,187 @@
+"""What is measured: PyMongo alone, otel_retry in each of its states, and its peers. A process switches one on, once.
+
+Only the standard library is imported before a variant asks for more: some run in environments that have no OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Unavailable(Exception):  # noqa: N818 - a finding for the table, not a failure of the benchmark
+    """The variant cannot be had here, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """`environment` names the virtual environment it needs, None for our own; `against` what its cost is added to."""
+
+    name: str
+    title: str
+    switch_on: Callable[[], None]
+    environment: str | None = None
+    against: str = "plain"
+
+
+def _sdk(*, sampled: bool = True, metrics: bool = False) -> None:
+    """The SDK as an application would have it, but with a processor that drops: exporting is nobody's hot path."""
+    from opentelemetry import metrics as metrics_api  # noqa: PLC0415
+    from opentelemetry import trace as trace_api  # noqa: PLC0415
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON  # noqa: PLC0415
+
+    provider = TracerProvider(sampler=ALWAYS_ON if sampled else ALWAYS_OFF)
+    provider.add_span_processor(SpanProcessor())
+    trace_api.set_tracer_provider(provider)
+    if metrics:
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: PLC0415
+
+        metrics_api.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
+
+
+def _nothing() -> None:
+    pass
+
+
+def _listener() -> None:
+    from pymongo import monitoring  # noqa: PLC0415
+
+    class Silent(monitoring.CommandListener):
+        def started(self, event: Any) -> None:
+            pass
+
+        def succeeded(self, event: Any) -> None:
+            pass
+
+        def failed(self, event: Any) -> None:
+            pass
+
+    monitoring.register(Silent())
+
+
+def _contrib(*, sampled: bool) -> Callable[[], None]:
+    def switch_on() -> None:
+        _sdk(sampled=sampled)
+        from opentelemetry.instrumentation.pymongo import PymongoInstrumentor  # noqa: PLC0415
+
+        PymongoInstrumentor().instrument()
+
+    return switch_on
+
+
+def _ours(*, sdk: dict[str, bool] | None, **options: Any) -> Callable[[], None]:
+    def switch_on() -> None:
+        import otel_retry  # noqa: PLC0415
+
+        if sdk is not None:
+            _sdk(**sdk)
+        try:
+            otel_retry.instrument(**options)
+        except ValueError as error:
+            raise Unavailable(str(error)) from None
+
+    return switch_on
+
+
+def _ddtrace() -> None:
+    os.environ.update(DD_TRACE_ENABLED="true", DD_INSTRUMENTATION_TELEMETRY_ENABLED="false")
+    from ddtrace import patch  # noqa: PLC0415
+    from ddtrace.trace import TraceFilter, tracer  # noqa: PLC0415
+
+    class Drop(TraceFilter):  # type: ignore[misc]
+        def process_trace(self, trace: Any) -> None:
+            """There is no agent here: whole traces are dropped, before they are encoded."""
+
+    tracer.configure(trace_processors=[Drop()])
+    patch(pymongo=True)
+
+
+def _logfire() -> None:
+    import logfire  # noqa: PLC0415
+
+    logfire.configure(send_to_logfire=False, console=False, service_name="bench", inspect_arguments=False)
+    logfire.instrument_pymongo()
+
+
+def _sentry() -> None:
+    import sentry_sdk  # noqa: PLC0415
+    from sentry_sdk.integrations.pymongo import PyMongoIntegration  # noqa: PLC0415
+    from sentry_sdk.transport import Transport  # noqa: PLC0415
+
+    class Drop(Transport):  # type: ignore[misc]
+        def capture_envelope(self, envelope: Any) -> None:
+            pass
+
+    sentry_sdk.init(
+        dsn="http://key@127.0.0.1:9/1",
+        traces_sample_rate=1.0,
+        transport=Drop,
+        default_integrations=False,
+        integrations=[PyMongoIntegration()],
+    )
+
+
+def _newrelic() -> None:
+    os.environ.update(
+        NEW_RELIC_LICENSE_KEY="0" * 40,
+        NEW_RELIC_APP_NAME="bench",
+        NEW_RELIC_DEVELOPER_MODE="true",
+        NEW_RELIC_LOG="stderr",
+        NEW_RELIC_LOG_LEVEL="critical",
+    )
+    import newrelic.agent  # noqa: PLC0415
+
+    newrelic.agent.initialize()
+    newrelic.agent.register_application(timeout=10.0)
+
+
+_ALL = (
+    Variant(name="plain", title="plain PyMongo", switch_on=_nothing),
+    Variant(name="plain_again", title="plain PyMongo, once more (noise)", switch_on=_nothing),
+    Variant(name="noop_listener", title="no-op CommandListener", switch_on=_listener),
+    Variant(name="contrib_off", title="contrib, not sampled", switch_on=_contrib(sampled=False)),
+    Variant(name="contrib", title="contrib, recording", switch_on=_contrib(sampled=True)),
+    Variant(name="engine", title="otel_retry, engine only", switch_on=_ours(sdk=None, enabled=False)),
+    Variant(name="no_sdk", title="otel_retry, no SDK", switch_on=_ours(sdk=None)),
+    Variant(
+        name="off",
+        title="otel_retry, not sampled, metrics off",
+        switch_on=_ours(sdk={"sampled": False}, metrics=False),
+    ),
+    Variant(
+        name="off_metrics",
+        title="otel_retry, not sampled, metrics on",
+        switch_on=_ours(sdk={"sampled": False, "metrics": True}),
+    ),
+    Variant(
+        name="recording",
+        title="otel_retry, recording, metrics on",
+        switch_on=_ours(sdk={"metrics": True}),
+    ),
+    Variant(
+        name="recording_no_metrics",
+        title="otel_retry, recording, metrics off",
+        switch_on=_ours(sdk={}, metrics=False),
+    ),
+    Variant(
+        name="retried",
+        title='otel_retry, recording, attempt_spans="retried"',
+        switch_on=_ours(sdk={"metrics": True}, attempt_spans="retried"),
+    ),
+    Variant(name="plain_old", title="plain PyMongo of ddtrace's version", switch_on=_nothing, environment="ddtrace"),
+    Variant(
+        name="ddtrace", title="ddtrace", switch_on=_ddtrace, environment="ddtrace", against="plain_old"
+    ),
+    Variant(name="logfire", title="logfire", switch_on=_logfire, environment="logfire"),
+    Variant(name="sentry", title="sentry-sdk", switch_on=_sentry, environment="sentry"),
+    Variant(name="newrelic", title="newrelic", switch_on=_newrelic, environment="newrelic"),
+)
+
+VARIANTS = {variant.name: variant for variant in _ALL}
+PEERS = ("plain_old", "ddtrace", "logfire", "sentry", "newrelic")
