@@ -14,6 +14,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from otel_retry.logs import warn_once
 from otel_retry.pacing import TokenBucket
 from otel_retry.policies import DriverPolicy
 
@@ -54,6 +55,7 @@ class ClientState:
         "lock",
         "name",
         "number",
+        "own",
         "policy",
         "pools",
         "retry_reads",
@@ -63,8 +65,10 @@ class ClientState:
         "telemetry",
     )
 
-    def __init__(self, *, settings: Settings, options: ClientOptions, number: int) -> None:
+    def __init__(self, *, settings: Settings, options: ClientOptions, number: int, own: bool = False) -> None:
         self.settings = settings
+        self.own = own
+        """The settings were given for this client, and outlive a new `instrument()`."""
         self.number = number
         self.name = f"{options.name}-{number}"
         """Tells clients apart in metrics; numbers are used again, so there are never more names than clients."""
@@ -139,20 +143,23 @@ class ClientRegistry:
     def of(self, client: Any) -> ClientState | None:
         state = self._states.get(id(client))
         if state is None and self._default is not None:
-            state = self.adopt(client, self._default)
+            try:
+                return self.adopt(client, self._default)
+            except Exception:
+                warn_once("adopt", "otel_retry cannot instrument a client; it goes without", exc_info=True)
         return state
 
     def states(self) -> list[ClientState]:
         return list(self._states.values())
 
-    def adopt(self, client: Any, settings: Settings) -> ClientState:
+    def adopt(self, client: Any, settings: Settings, *, own: bool = False) -> ClientState:
         key = id(client)
         with self._lock:
             # Two threads may come with one client at once: the first one's bucket is everybody's.
             state = self._states.get(key)
             if state is None:
                 options = self._options_of(client)
-                state = ClientState(settings=settings, options=options, number=self._free_number())
+                state = ClientState(settings=settings, options=options, number=self._free_number(), own=own)
                 self._equip(client, state, options)
                 self._references[key] = weakref.ref(client, lambda _: self._forget(key))
                 self._states[key] = state
@@ -165,7 +172,13 @@ class ClientRegistry:
     def replace(self, client: Any, settings: Settings) -> ClientState:
         with self._lock:  # or an operation in between would adopt it with the default
             self._forget(id(client))
-            return self.adopt(client, settings)
+            return self.adopt(client, settings, own=True)
+
+    def forget_shared(self) -> None:
+        """All clients that have no settings of their own: they will be seen anew."""
+        for key, state in list(self._states.items()):
+            if not state.own:
+                self._forget(key)
 
     def clients(self) -> list[tuple[Any, ClientState]]:
         """Those that are still there."""

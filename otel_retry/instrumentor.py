@@ -53,8 +53,8 @@ _seam = Seam(_registry)
 def instrument(policy: str | RetryPolicy | None = None, **options: Any) -> None:
     """Execute the operations of every MongoClient and AsyncMongoClient by `policy`, from now on, and report them.
 
-    Clients that exist already are covered. A second call replaces the settings of the first; a client's bucket
-    starts full again. Raises `SettingError` for an option that cannot be, and nothing else.
+    Clients that exist already are covered. A second call replaces the settings of the first, except for clients with
+    settings of their own; a client's bucket starts full again. Raises `SettingError` for an option that cannot be, and nothing else.
     """
     switch_on(Settings.load({"policy": policy, **options}))
 
@@ -103,8 +103,9 @@ def switch_on(settings: Settings) -> None:
     if settings.enabled:
         mute_contrib()
     for client, state in _registry.clients():
-        stop_listening(client, state)
-    _registry.clear()
+        if not state.own:
+            stop_listening(client, state)
+    _registry.forget_shared()
     _registry.use(settings)
     _install()
 

@@ -194,9 +194,9 @@ class OperationTrace:
 
     @quietly
     def ignored(self, failure: Failure, *, applied: bool) -> None:
-        """The last attempt failed, and the operation reports success all the same."""
-        self._attempt_failed(failure, time.perf_counter())
+        """The last attempt failed, and the operation reports success all the same. `applied`: because it is one."""
         if not applied:
+            self._attempt_failed(failure, time.perf_counter())
             self.outcome = semconv.IGNORED
 
     def _attempt_failed(self, failure: Failure, now: float, *, retried: bool = False) -> None:
