@@ -5,9 +5,11 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PYMONGO_MATRIX := 4.9.2 4.13.2 4.16.0 4.17.0 4.19.0
 ARGS ?=
+# The tests wait more than they work, and each worker has servers of its own.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit lint format matrix conformance mutants clean
+.PHONY: help install demo test unit lint format matrix conformance dashboards e2e mutants clean
 
 help:  ## what can be done
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -22,7 +24,7 @@ $(STAMP): pyproject.toml
 install: $(STAMP)  ## create the environment in .venv
 
 test: $(STAMP)  ## run the whole suite against a real mongod
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 unit: $(STAMP)  ## only what needs no server
 	$(PY) -m pytest tests/unit $(ARGS)
@@ -33,6 +35,7 @@ lint: $(STAMP)  ## ruff, format, mypy strict
 	$(PY) -m mypy
 	$(PY) -m mypy --strict tests/typing
 	$(PY) scripts/settings_table.py --check
+	$(PY) -m otel_retry.dashboards.build --check
 
 format: $(STAMP)  ## let ruff mend what it can
 	$(PY) -m ruff check --fix .
@@ -58,11 +61,18 @@ matrix: $(addprefix matrix-,$(PYMONGO_MATRIX))  ## the suite on each supported P
 
 .PRECIOUS: .venvs/pymongo-%/.installed
 matrix-%: .venvs/pymongo-%/.installed
-	$(<D)/bin/python -m pytest $(ARGS)
+	$(<D)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 conformance: $(STAMP)  ## MongoDB's OpenTelemetry tests; PyMongo's own suite, with and without the plugin (PYMONGO=4.17.0: that version)
 	$(PY) -m tests.conformance.otel_spec
 	$(PY) -m tests.conformance.driver_suite $(if $(PYMONGO),--pymongo $(PYMONGO)) $(ARGS)
+
+dashboards: $(STAMP)  ## build the Grafana dashboards anew
+	$(PY) -m otel_retry.dashboards.build $(ARGS)
+
+e2e: $(STAMP)  ## on real Jaeger, Collector and Prometheus; builds them first, which takes Go and a while
+	$(PY) scripts/backends.py
+	OTEL_RETRY_REQUIRE_BACKENDS=1 $(PY) -m pytest tests/e2e $(ARGS)
 
 mutants: $(STAMP)  ## break each rule once and see a test go red
 	$(PY) scripts/mutants.py $(ARGS)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from otel_retry.cli import doctor as doctoring
 from otel_retry.cli.catalogue import ERRORS, LABELS, OPERATIONS, ErrorShape
+from otel_retry.cli.dashboards_command import dashboards
 from otel_retry.cli.demo_command import demo
 from otel_retry.cli.explaining import MOST_ATTEMPTS, Case, Round, explain
 from otel_retry.cli.operations_page import page, rows
@@ -37,6 +38,7 @@ def cli() -> None:
 
 
 cli.add_command(demo)
+cli.add_command(dashboards)
 
 
 @cli.command()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from otel_retry import semconv
 from scripts import backends as installed
 from tests.e2e import stack
 from tests.e2e.conftest import need
@@ -128,6 +129,14 @@ def test_gateways_sample_by_the_rules_of_the_single_collector():
         return [line for line in block.splitlines() if line.strip() and not line.strip().startswith("#")]
 
     assert rules("collector.yaml") == rules("collector-gateway.yaml")
+
+
+@pytest.mark.parametrize("file", ["collector.yaml", "collector-gateway.yaml"])
+def test_the_rule_for_retries_names_the_attribute_that_the_spans_have(file: str):
+    """The rule for errors would hide a wrong name here: a retried trace has a failed attempt in it."""
+    outcome = f'span.attributes["{semconv.RETRY_OUTCOME}"]'
+    condition = f'- {outcome} != nil and {outcome} != "{semconv.FIRST_TRY}"\n'
+    assert condition in (FILES / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", COLLECTORS)

@@ -21,7 +21,6 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind
 
 from tests.flavours import Commands
 
@@ -212,10 +211,6 @@ def outcome(span: ReadableSpan) -> str:
     return span.attributes["mongodb.retry.outcome"]
 
 
-def all_are_clients(spans: Iterable[ReadableSpan]) -> bool:
-    return all(span.kind is SpanKind.CLIENT for span in spans)
-
-
 class Interrupter(Commands):
     """Cancels an operation while its command is under way: as a timeout of asyncio does it, or Ctrl-C."""
 
@@ -265,16 +260,6 @@ class Interrupter(Commands):
 
 async def first_of(cursor: Any) -> Any:
     return await cursor.__anext__() if hasattr(cursor, "__anext__") else next(cursor)
-
-
-def names_kept(telemetry: Any) -> int:
-    """How many names and namespaces one client's telemetry remembers, in all its caches together."""
-    naming = telemetry._naming
-    return sum(
-        len(cache)
-        for cache in map(naming.__getattribute__, naming.__slots__)
-        if isinstance(cache, (dict, set))
-    )
 
 
 def forget_sockets() -> None:
