@@ -269,11 +269,6 @@ def forget_sockets() -> None:
         gc.collect()
 
 
-def defect(reason: str, when: bool = True) -> pytest.MarkDecorator:
-    """Right, and not so yet. Strict: whoever mends it takes the mark away."""
-    return pytest.mark.xfail(when, reason=f"defect: {reason}", strict=True)
-
-
 async def eventually(condition: Callable[[], Any], *, seconds: float = 5.0) -> None:
     """Wait for what another thread or task does."""
     deadline = time.monotonic() + seconds
