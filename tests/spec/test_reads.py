@@ -406,3 +406,11 @@ async def test_an_error_that_is_not_retryable_ends_a_retry(rig, instrument):
     assert raised.value.code == 2
     assert not isinstance(raised.value, ConnectionFailure)
     assert at.commands.count("find") == 2
+
+
+async def test_a_timeout_of_zero_is_a_deadline_that_never_comes(mongo, deployment, database_name, instrument):
+    """timeoutMS=0 switches client-side timeouts on, and with them any number of retries."""
+    instrument()
+    client = mongo.client(deployment.uri, timeoutMS=0)
+    with deployment.fail_command(commands=["find"], times=4, errorCode=6, errorLabels=[]):
+        await resolve(client[database_name].c.find_one())
