@@ -12,7 +12,7 @@ import pytest
 from bson import Int64
 from gridfs import AsyncGridFSBucket, GridFSBucket
 from pymongo import DeleteOne, InsertOne, ReturnDocument, UpdateOne
-from pymongo.monitoring import ConnectionPoolListener
+from pymongo.monitoring import ConnectionPoolListener, ServerHeartbeatListener
 
 from otel_retry.policies import BackpressurePolicy
 from tests.flavours import Commands, Flavour, listed, resolve
@@ -80,6 +80,29 @@ class Pools(ConnectionPoolListener):
     connection_checked_out = connection_checked_in = _ignored
 
 
+class Heartbeats(ServerHeartbeatListener):
+    """Knows whether a monitor is checking its server just now."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._last = 0.0
+
+    def started(self, event: Any) -> None:
+        self._under_way += 1
+
+    def succeeded(self, event: Any) -> None:
+        self._under_way -= 1
+        self._last = time.monotonic()
+
+    failed = succeeded
+
+    async def pause(self) -> None:
+        """Until none has been under way for longer than a monitor sleeps when an operation waits for it."""
+        async with asyncio.timeout(5):
+            while self._under_way or time.monotonic() < self._last + 0.03:
+                await asyncio.sleep(0.005)
+
+
 class Observing(BackpressurePolicy):
     """The default policy, and a record of the failures that it called retryable."""
 
@@ -116,7 +139,8 @@ class Rig:
         self.mongo = mongo
         self.deployment = deployment
         self.commands = ScriptedCommands()
-        listeners = [self.commands, *options.pop("event_listeners", ())]
+        self._heartbeats = Heartbeats()
+        listeners = [self.commands, self._heartbeats, *options.pop("event_listeners", ())]
         # A streaming monitor notices only twice a second that its check was called off. One that polls checks at
         # once when an operation needs a server; it needs no heartbeat for that, and is asleep when the test ends.
         options = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 10_000, **options}
@@ -133,7 +157,7 @@ class Rig:
     async def close(self) -> None:
         """An AsyncMongoClient that is closed while its monitor checks leaves a socket open: let that end first."""
         if self.mongo.is_async:
-            await asyncio.sleep(0.03 if self.client.topology_description.has_known_servers else 0.1)
+            await self._heartbeats.pause()
         await resolve(self.client.close())
 
     async def data(self) -> list[Any]:
