@@ -4,7 +4,7 @@ the type, the code and where it was raised are enough to find it.
 
 from __future__ import annotations
 
-import traceback
+from collections import deque
 from typing import Any
 
 from pymongo.errors import ConnectionFailure, NotPrimaryError
@@ -14,6 +14,7 @@ from otel_retry import semconv
 LONGEST_MESSAGE = 1024
 LONGEST_STACK = 8192
 _LONGEST_CODE_NAME = 64
+_MOST_FRAMES = 20
 
 
 def error_type(error: BaseException) -> str:
@@ -34,11 +35,23 @@ def message_of(error: BaseException, *, raw: bool) -> str:
     return error_type(error)
 
 
+def _stack(error: BaseException) -> str:
+    """The innermost frames as a traceback writes them, without lines of source: those cost a stat() of each file and
+    may quote values.
+    """
+    frames: deque[str] = deque(maxlen=_MOST_FRAMES)
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        frames.append(f'  File "{code.co_filename}", line {traceback.tb_lineno}, in {code.co_name}\n')
+        traceback = traceback.tb_next
+    return "".join(frames)
+
+
 def exception_attributes(error: BaseException, *, raw: bool) -> dict[str, Any]:
     """MongoDB's specification wants these on the span itself; the exception event has the same."""
     message = message_of(error, raw=raw)
-    # Not traceback.format_exception: its last line is the error's own text.
-    stack = "".join(traceback.format_tb(error.__traceback__, limit=-20))
+    stack = _stack(error)
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     return {
         semconv.EXCEPTION_TYPE: kind,

@@ -184,6 +184,7 @@ class OperationTrace:
         self.attempt = 1
         self._delay = 0.0
         self._previous = None
+        self._sent = False
         self._attempt_started = time.perf_counter()
 
     @quietly

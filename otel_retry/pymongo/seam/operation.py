@@ -20,7 +20,7 @@ from pymongo.errors import (
 from pymongo.read_preferences import make_read_preference, read_pref_mode_from_name
 
 from otel_retry.drivers import run, run_async
-from otel_retry.events import RETRYABLE_ERROR, Failure, OperationKind, Phase, Reason
+from otel_retry.events import RETRYABLE_ERROR, Failure, Kind, OperationKind, Phase, Reason
 from otel_retry.execution import OperationExecution
 from otel_retry.idempotence import insert_is_recognisable, is_idempotent, vouched
 from otel_retry.logs import warn_once
@@ -124,7 +124,10 @@ class RetriedOperation(OperationExecution):
             trace.address = server.description.address
         if error is not None and self.otr_pending is not None:
             failure, failed_at = self.otr_pending
-            reason = Reason.LIMIT if trace.retries else Reason.NOT_RETRYABLE
+            if failure.kind is Kind.NO_SERVER:
+                reason = Reason.NO_SERVER
+            else:
+                reason = Reason.LIMIT if trace.retries else Reason.NOT_RETRYABLE
             trace.gave_up(failure, reason, failed_at=failed_at)
         trace.end(self.otr_failed_in_part() if error is None else error)
 
