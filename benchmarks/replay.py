@@ -127,7 +127,13 @@ def record(uri: str) -> dict[str, Any]:
         database = client[DATABASE]
         database.drop_collection(COLLECTION)
         database[COLLECTION].insert_many(
-            {"_id": number, "name": f"item {number}", "price": number / 4, "tags": ["a", "b"], "stock": number}
+            {
+                "_id": number,
+                "name": f"item {number}",
+                "price": number / 4,
+                "tags": ["a", "b"],
+                "stock": number,
+            }
             for number in range(DOCUMENTS)
         )
         with client.start_session() as session:

@@ -174,10 +174,13 @@ _ALL = (
         title='otel_retry, recording, attempt_spans="retried"',
         switch_on=_ours(sdk={"metrics": True}, attempt_spans="retried"),
     ),
-    Variant(name="plain_old", title="plain PyMongo of ddtrace's version", switch_on=_nothing, environment="ddtrace"),
     Variant(
-        name="ddtrace", title="ddtrace", switch_on=_ddtrace, environment="ddtrace", against="plain_old"
+        name="plain_old",
+        title="plain PyMongo of ddtrace's version",
+        switch_on=_nothing,
+        environment="ddtrace",
     ),
+    Variant(name="ddtrace", title="ddtrace", switch_on=_ddtrace, environment="ddtrace", against="plain_old"),
     Variant(name="logfire", title="logfire", switch_on=_logfire, environment="logfire"),
     Variant(name="sentry", title="sentry-sdk", switch_on=_sentry, environment="sentry"),
     Variant(name="newrelic", title="newrelic", switch_on=_newrelic, environment="newrelic"),

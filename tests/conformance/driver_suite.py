@@ -56,8 +56,8 @@ MODULES = [
 ]
 
 _COUNTS_CALLS = (
-    "it counts the calls of PyMongo's own _RetryPolicy.backoff, which otel_retry does not use; the same of ours: "
-    "tests/unit/test_machine.py::test_only_an_overload_makes_it_wait"
+    "it counts the calls of PyMongo's own _RetryPolicy.backoff, which otel_retry does not use; that ours "
+    "waits after overloads only: tests/unit/test_machine.py::test_only_an_overload_makes_it_wait"
 )
 _WANTS_SILENCE = (
     "it wants no operation id made while nobody listens to commands; otel_retry's spans do listen"
