@@ -53,7 +53,7 @@ POOL_ATTRIBUTES: dict[str, Any] = {"db.client.connection.pool.name": "client-1@1
 
 
 def _instruments() -> tuple[Any, Any, Any]:
-    from opentelemetry.metrics import get_meter  # noqa: PLC0415
+    from opentelemetry.metrics import get_meter
 
     meter = get_meter("floor")
     boundaries = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0]
@@ -67,8 +67,8 @@ def _instruments() -> tuple[Any, Any, Any]:
 def _recording(*, spans: int = 2, metrics: bool = True) -> Callable[[], Callable[[int], None]]:
     def prepare() -> Callable[[int], None]:
         _sdk(metrics=metrics)
-        from opentelemetry import context as otel_context  # noqa: PLC0415
-        from opentelemetry.trace import SpanKind, get_tracer, set_span_in_context  # noqa: PLC0415
+        from opentelemetry import context as otel_context
+        from opentelemetry.trace import SpanKind, get_tracer, set_span_in_context
 
         tracer = get_tracer("floor")
         if metrics:
@@ -99,8 +99,8 @@ def _recording(*, spans: int = 2, metrics: bool = True) -> Callable[[], Callable
 def _not_sampled(*, metrics: bool) -> Callable[[], Callable[[int], None]]:
     def prepare() -> Callable[[int], None]:
         _sdk(sampled=False, metrics=metrics)
-        from opentelemetry.context import get_current  # noqa: PLC0415
-        from opentelemetry.trace import SpanKind, get_tracer  # noqa: PLC0415
+        from opentelemetry.context import get_current
+        from opentelemetry.trace import SpanKind, get_tracer
 
         tracer = get_tracer("floor")
         if metrics:

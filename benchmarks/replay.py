@@ -121,7 +121,7 @@ def _batches(reply: dict[str, Any]) -> dict[int, bytes]:
 
 def record(uri: str) -> dict[str, Any]:
     """What a server answers to each of the commands; of a cursor's batches one is enough."""
-    from pymongo import MongoClient  # noqa: PLC0415 - the replay itself needs no client
+    from pymongo import MongoClient
 
     with MongoClient(uri) as client:
         database = client[DATABASE]

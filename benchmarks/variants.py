@@ -30,17 +30,17 @@ class Variant:
 
 def _sdk(*, sampled: bool = True, metrics: bool = False) -> None:
     """The SDK as an application would have it, but with a processor that drops: exporting is nobody's hot path."""
-    from opentelemetry import metrics as metrics_api  # noqa: PLC0415
-    from opentelemetry import trace as trace_api  # noqa: PLC0415
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON  # noqa: PLC0415
+    from opentelemetry import metrics as metrics_api
+    from opentelemetry import trace as trace_api
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 
     provider = TracerProvider(sampler=ALWAYS_ON if sampled else ALWAYS_OFF)
     provider.add_span_processor(SpanProcessor())
     trace_api.set_tracer_provider(provider)
     if metrics:
-        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
-        from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: PLC0415
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
         metrics_api.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
 
@@ -50,7 +50,7 @@ def _nothing() -> None:
 
 
 def _listener() -> None:
-    from pymongo import monitoring  # noqa: PLC0415
+    from pymongo import monitoring
 
     class Silent(monitoring.CommandListener):
         def started(self, event: Any) -> None:
@@ -68,7 +68,7 @@ def _listener() -> None:
 def _contrib(*, sampled: bool) -> Callable[[], None]:
     def switch_on() -> None:
         _sdk(sampled=sampled)
-        from opentelemetry.instrumentation.pymongo import PymongoInstrumentor  # noqa: PLC0415
+        from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
 
         PymongoInstrumentor().instrument()
 
@@ -77,7 +77,7 @@ def _contrib(*, sampled: bool) -> Callable[[], None]:
 
 def _ours(*, sdk: dict[str, bool] | None, **options: Any) -> Callable[[], None]:
     def switch_on() -> None:
-        import otel_retry  # noqa: PLC0415
+        import otel_retry
 
         if sdk is not None:
             _sdk(**sdk)
@@ -91,8 +91,8 @@ def _ours(*, sdk: dict[str, bool] | None, **options: Any) -> Callable[[], None]:
 
 def _ddtrace() -> None:
     os.environ.update(DD_TRACE_ENABLED="true", DD_INSTRUMENTATION_TELEMETRY_ENABLED="false")
-    from ddtrace import patch  # noqa: PLC0415
-    from ddtrace.trace import TraceFilter, tracer  # noqa: PLC0415
+    from ddtrace import patch
+    from ddtrace.trace import TraceFilter, tracer
 
     class Drop(TraceFilter):  # type: ignore[misc]
         def process_trace(self, trace: Any) -> None:
@@ -103,16 +103,16 @@ def _ddtrace() -> None:
 
 
 def _logfire() -> None:
-    import logfire  # noqa: PLC0415
+    import logfire
 
     logfire.configure(send_to_logfire=False, console=False, service_name="bench", inspect_arguments=False)
     logfire.instrument_pymongo()
 
 
 def _sentry() -> None:
-    import sentry_sdk  # noqa: PLC0415
-    from sentry_sdk.integrations.pymongo import PyMongoIntegration  # noqa: PLC0415
-    from sentry_sdk.transport import Transport  # noqa: PLC0415
+    import sentry_sdk
+    from sentry_sdk.integrations.pymongo import PyMongoIntegration
+    from sentry_sdk.transport import Transport
 
     class Drop(Transport):  # type: ignore[misc]
         def capture_envelope(self, envelope: Any) -> None:
@@ -135,7 +135,7 @@ def _newrelic() -> None:
         NEW_RELIC_LOG="stderr",
         NEW_RELIC_LOG_LEVEL="critical",
     )
-    import newrelic.agent  # noqa: PLC0415
+    import newrelic.agent
 
     newrelic.agent.initialize()
     newrelic.agent.register_application(timeout=10.0)

@@ -69,7 +69,7 @@ class Bench:
 
     def __init__(self, variant: str, uri: str | None = None, *, yields: bool = False) -> None:
         # PyMongo first, as in a program that imports it at its top; ours and the peers patch it afterwards.
-        import pymongo  # noqa: PLC0415
+        import pymongo
 
         self.replay = None
         if uri is None:
@@ -152,7 +152,7 @@ class Bench:
 
 def _transaction() -> Any:
     """newrelic sees a database call only inside of a transaction of its own."""
-    import newrelic.agent  # noqa: PLC0415
+    import newrelic.agent
 
     return newrelic.agent.BackgroundTask(newrelic.agent.application(), "bench")
 

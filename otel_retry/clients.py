@@ -10,7 +10,9 @@ import itertools
 import os
 import random
 import threading
+import time
 import weakref
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
     from otel_retry.telemetry import Telemetry
     from otel_retry.telemetry.pools import PoolListener
     from otel_retry.testing import Faults
+
+_REPORTED_AFTER_DEATH = 120.0
+"""Seconds: twice the usual interval between two collections."""
+
+_MOST_DEPARTED = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +125,7 @@ class ClientRegistry:
         self._states: dict[int, ClientState] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._default: Settings | None = None
+        self._departed: deque[tuple[float, ClientState]] = deque(maxlen=_MOST_DEPARTED)
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
@@ -161,12 +169,12 @@ class ClientRegistry:
                 options = self._options_of(client)
                 state = ClientState(settings=settings, options=options, number=self._free_number(), own=own)
                 self._equip(client, state, options)
-                self._references[key] = weakref.ref(client, lambda _: self._forget(key))
+                self._references[key] = weakref.ref(client, lambda _: self._died(key))
                 self._states[key] = state
             return state
 
     def _free_number(self) -> int:
-        taken = {state.number for state in self.states()}  # a copy: clients may die meanwhile
+        taken = {state.number for state in self.reporting()}  # a copy: clients may die meanwhile
         return next(number for number in itertools.count(1) if number not in taken)
 
     def replace(self, client: Any, settings: Settings) -> ClientState:
@@ -189,6 +197,20 @@ class ClientRegistry:
         self._default = None
         self._states.clear()
         self._references.clear()
+        self._departed.clear()
+
+    def _died(self, key: int) -> None:
+        state = self._states.get(key)
+        self._forget(key)
+        if state is not None:
+            self._departed.append((time.monotonic(), state))
+
+    def reporting(self) -> list[ClientState]:
+        """The clients that metrics speak of: those that are there, and for a while those that are gone, or what a
+        short-lived client did since the last collection would never be seen.
+        """
+        since = time.monotonic() - _REPORTED_AFTER_DEATH
+        return [*self.states(), *(state for died, state in list(self._departed) if died >= since)]
 
     def _forget(self, key: int) -> None:
         self._states.pop(key, None)

@@ -46,7 +46,7 @@ def _equip(client: Any, state: ClientState, options: ClientOptions) -> None:
 
 
 _registry = ClientRegistry(options_of, _equip)
-_hub = TelemetryHub(_registry.states)
+_hub = TelemetryHub(_registry.reporting)
 _seam = Seam(_registry)
 
 

@@ -265,7 +265,8 @@ def test_settings_of_its_own_win_over_an_operation_that_runs_meanwhile(registry,
     assert registry.of(client).settings is OTHER
 
 
-def test_clients_of_one_name_are_told_apart_by_numbers_that_are_used_again(registry):
+def test_clients_of_one_name_are_told_apart_by_numbers_that_are_used_again(registry, monkeypatch):
+    monkeypatch.setattr("otel_retry.clients._REPORTED_AFTER_DEATH", -1.0)  # forgotten by metrics too
     registry.use(DEFAULT)
     one, two = Client(), Client()
     assert [registry.of(one).name, registry.of(two).name] == ["app-1", "app-2"]
@@ -400,3 +401,17 @@ def test_jitter_is_a_number_between_nought_and_one_and_varies():
 
     assert all(0 <= number < 1 for number in drawn)
     assert len(set(drawn)) > 50
+
+
+def test_a_client_that_is_gone_is_reported_for_a_while_and_its_number_is_kept(registry):
+    registry.use(DEFAULT)
+    client = Client()
+    state = registry.of(client)
+    del client
+    gc.collect()
+    assert len(registry) == 0
+    assert registry.reporting() == [state]
+    other = Client()
+    assert registry.of(other).number != state.number
+    registry.clear()
+    assert registry.reporting() == []
