@@ -105,8 +105,12 @@ def test_jitter_scales_the_wait() -> None:
     assert Bench(jitter=0.5).fail(overload()).delay == 0.05
 
 
-def test_only_an_overload_makes_it_wait() -> None:
-    assert Bench().fail(failure()).delay == 0
+@pytest.mark.parametrize("policy", ["backpressure", "current"])
+def test_only_an_overload_makes_it_wait(policy: str) -> None:
+    assert Bench(policy).fail(failure()).delay == 0
+    after_an_overload = Bench(policy)
+    after_an_overload.fail(overload())
+    assert after_an_overload.fail(failure()).delay == 0
 
 
 def test_an_overload_after_another_failure_waits_as_the_second_retry() -> None:

@@ -1,0 +1,189 @@
+"""Instructions per operation, counted by callgrind: the same to a percent on a busy machine, so this is what is tracked.
+
+The collector is off while it counts, and callgrind counts no cache misses and no waiting: it says how much work is done,
+and timing.py says how long that takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import counted
+from benchmarks.environments import ROOT, NotInstalled, python_of, versions_in
+from benchmarks.floor import FLOORS
+from benchmarks.variants import PEERS, VARIANTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+BASELINE = Path(__file__).with_name("baseline.json")
+TOLERANCE = 0.05
+
+SMALL = ("plain", "engine", "no_sdk", "off", "off_metrics", "recording", "retried")
+"""What CI counts: otel_retry in each of its states, against plain PyMongo."""
+LARGE = (
+    *SMALL,
+    "noop_listener",
+    "contrib_off",
+    "contrib",
+    "recording_no_metrics",
+    *FLOORS,
+    *PEERS,
+)
+CASES = ("find_one/sync", "insert_one/sync", "find_one/async", "insert_one/async")
+
+HOW_TO_INSTALL = "valgrind is not installed, so nothing was counted: `apt-get install valgrind` (or dnf, brew) and run this again."
+
+Counts = dict[str, dict[str, int]]
+
+
+class Uncounted(Exception):  # noqa: N818 - goes into the table as it is
+    """A variant that could not be counted, and why."""
+
+
+def count_one(variant: str, cases: Iterable[str] = CASES) -> dict[str, int]:
+    """One process under callgrind. A floor is the same whatever the operation: its one number stands for all."""
+    cases = tuple(cases)
+    environment = VARIANTS[variant].environment if variant in VARIANTS else None
+    try:
+        python = python_of(environment, install=False)
+    except NotInstalled as reason:
+        raise Uncounted(str(reason)) from None
+    with tempfile.TemporaryDirectory(prefix="otel_retry-callgrind-") as folder:
+        out = Path(folder, "out")
+        command = [
+            "valgrind",
+            "--tool=callgrind",
+            "--dump-before=getppid",
+            f"--callgrind-out-file={out}",
+            python,
+            "-m",
+            "benchmarks.counted",
+            variant,
+            *cases,
+        ]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if not line.startswith("==")]
+            raise Uncounted(said[-1] if said else f"exit code {done.returncode}")
+        dumps = [_total(Path(f"{out}.{number}")) for number in range(1, 1 + counted.MARKS * len(cases))]
+    operations = counted.LONG - counted.SHORT
+    return {
+        case: round((dumps[first + 2] - dumps[first + 1]) / operations)
+        for case, first in zip(cases, range(0, len(dumps), counted.MARKS), strict=True)
+    }
+
+
+def _total(dump: Path) -> int:
+    found = re.search(r"^totals: (\d+)", dump.read_text(), re.MULTILINE)
+    if found is None:
+        raise Uncounted(f"callgrind wrote no total: {dump.name}")
+    return int(found.group(1))
+
+
+def count(variants: Iterable[str], cases: Iterable[str] = CASES) -> tuple[Counts, dict[str, str]]:
+    """Counts, and what could not be counted. Processes run side by side: instructions do not compete."""
+    counts: Counts = {}
+    failures: dict[str, str] = {}
+
+    def one(variant: str) -> None:
+        try:
+            counts[variant] = count_one(variant, cases)
+        except Uncounted as reason:
+            failures[variant] = str(reason)
+
+    wanted = tuple(variants)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(one, wanted))
+    return {variant: counts[variant] for variant in wanted if variant in counts}, failures
+
+
+def installed() -> bool:
+    return shutil.which("valgrind") is not None
+
+
+def surroundings() -> dict[str, str]:
+    """What the counts depend on."""
+    packages = ("pymongo", "opentelemetry-api", "opentelemetry-sdk", "opentelemetry-instrumentation-pymongo")
+    return {"python": platform.python_version(), **versions_in(sys.executable, *packages)}
+
+
+def save(counts: Counts) -> None:
+    text = json.dumps({"versions": surroundings(), "instructions": counts}, indent=2)
+    BASELINE.write_text(text + "\n")
+
+
+def baseline() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(BASELINE.read_text())
+    return found
+
+
+def regressions(now: Counts, before: Counts, tolerance: float = TOLERANCE) -> list[str]:
+    """What costs more than before, relative to plain PyMongo of the same run: another Python or another machine makes
+    other counts, but hardly another ratio.
+    """
+    found = []
+    for variant, cases in now.items():
+        if variant == "plain" or variant not in before:
+            continue
+        for case, instructions in cases.items():
+            was = before[variant].get(case)
+            if was is None:
+                continue
+            ratio = instructions / now["plain"][case]
+            ratio_before = was / before["plain"][case]
+            if ratio > ratio_before * (1 + tolerance):
+                found.append(
+                    f"{variant} {case}: {ratio:.3f} times plain PyMongo, was {ratio_before:.3f} "
+                    f"({ratio / ratio_before - 1:+.1%})"
+                )
+    return found
+
+
+# The bars of issue 7: (variant, its title, how much of what it may cost, and the measure itself).
+BARS = (
+    ("no_sdk", "engine on, no SDK", 0.10, "plain"),
+    ("off", "not sampled, metrics off", 1.0, "contrib_off"),
+    ("off_metrics", "not sampled, metrics on", 1.6, "contrib_off"),
+    ("recording", "recording, all metrics", 1.6, "contrib"),
+    ("retried", 'attempt_spans="retried"', 1.0, "contrib"),
+    ("recording", "distance from the floor", 1.2, "floor_recording"),
+)
+
+
+def added(counts: Counts, variant: str, case: str) -> int:
+    """Over plain PyMongo of its own version."""
+    against = VARIANTS[variant].against
+    return counts[variant][case] - counts[against][case]
+
+
+def bars(counts: Counts, case: str) -> list[tuple[str, float, float | None]]:
+    """Title, bar, and where it stands; None: it could not be counted."""
+    found: list[tuple[str, float, float | None]] = []
+    for variant, title, bar, measure in BARS:
+        if variant not in counts or measure not in counts:
+            found.append((title, bar, None))
+            continue
+        if measure == "plain" or measure in FLOORS:
+            unit = counts[measure][case]
+        else:
+            unit = added(counts, measure, case)
+        found.append((title, bar, added(counts, variant, case) / unit))
+    return found
