@@ -167,7 +167,7 @@ async def test_memory_is_flat_over_blocks_of_all_sorts_of_operations(mongo, subj
     tracemalloc.start()
     try:
         held = []
-        for _ in range(5):
+        for _ in range(8):
             await block()
             held.append(tracemalloc.get_traced_memory()[0])
     finally:
@@ -175,7 +175,8 @@ async def test_memory_is_flat_over_blocks_of_all_sorts_of_operations(mongo, subj
     await mongo.close()
 
     # 144 operations, and a span that stays is some 2,000 bytes.
-    assert held[-1] - held[1] < 60_000, held
+    # Tasks that were cancelled last are still on their way out: the lowest of a few blocks is what stays.
+    assert min(held[-3:]) - min(held[:3]) < 60_000, held
 
 
 async def test_a_client_that_is_dropped_is_forgotten(mongo, watch, rig, deployment):
