@@ -49,6 +49,7 @@ format: $(STAMP)  ## let ruff mend what it can
 	@touch $@
 
 demo: .venvs/demo/.installed  ## a real MongoDB, a shop, three scenes, a report (ARGS="--policy driver")
+	@mkdir -p .cache
 	.venvs/demo/bin/otel-retry demo --html .cache/demo.html $(ARGS)
 
 matrix: $(addprefix matrix-,$(PYMONGO_MATRIX))  ## the suite on each supported PyMongo
