@@ -2,7 +2,7 @@
 and the reader of Compose files.
 
 They are built from their released sources, which come from the Go module proxy and are checked against Go's checksum
-database: no binary of somebody else's, nothing installed outside `.cache`. A folder's name holds the version and a
+database: no binary of somebody else's, nothing installed outside `~/.cache/otel_retry`. A folder's name holds the version and a
 digest of how it was built, so a second run has nothing to do, and a changed recipe builds anew beside the old.
 
     python scripts/backends.py              build what is missing
@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CACHE = ROOT / ".cache"
+# Shared by all checkouts of a user: these take a while to build.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "otel_retry"
 FOLDER = CACHE / "backends"
 GO_CACHE = CACHE / "go"
 MANIFEST = ROOT / "tests" / "e2e" / "collector-manifest.yaml"
@@ -236,7 +237,7 @@ def main() -> int:
     absent = missing(chosen)
     for backend in chosen:
         state = "missing" if backend in absent else "installed"
-        print(f"{backend.name} {backend.version}: {state} ({backend.folder.relative_to(ROOT)})", flush=True)
+        print(f"{backend.name} {backend.version}: {state} ({backend.folder})", flush=True)
     if options.check or not absent:
         return 1 if absent else 0
     try:
