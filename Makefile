@@ -9,7 +9,7 @@ ARGS ?=
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit lint format matrix conformance dashboards e2e mutants clean
+.PHONY: help install demo test unit lint format matrix conformance dashboards e2e mutants bench bench-check bench-baseline bench-docs clean
 
 help:  ## what can be done
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -77,6 +77,18 @@ e2e: $(STAMP)  ## on real Jaeger, Collector and Prometheus; builds them first, w
 
 mutants: $(STAMP)  ## break each rule once and see a test go red
 	$(PY) scripts/mutants.py $(ARGS)
+
+bench: $(STAMP)  ## what it costs, beside its peers: time, and instructions where valgrind is installed (ARGS="--rounds 3")
+	$(PY) -m benchmarks timing $(ARGS)
+
+bench-check: $(STAMP)  ## instructions per operation against benchmarks/baseline.json: fails at +5 %
+	$(PY) -m benchmarks check
+
+bench-baseline: $(STAMP)  ## write benchmarks/baseline.json anew
+	$(PY) -m benchmarks baseline
+
+bench-docs: $(STAMP)  ## docs/performance.md and the README's figures, from benchmarks/results.json
+	$(PY) -m benchmarks page
 
 clean:
 	rm -rf $(VENV) .venvs .cache

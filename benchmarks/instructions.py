@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import counted
-from benchmarks.environments import ROOT, NotInstalled, python_of, versions_in
+from benchmarks import counted, results
+from benchmarks.environments import ROOT, NotInstalled, python_of
 from benchmarks.floor import FLOORS
 from benchmarks.variants import PEERS, VARIANTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 BASELINE = Path(__file__).with_name("baseline.json")
 TOLERANCE = 0.05
@@ -34,6 +32,7 @@ SMALL = ("plain", "engine", "no_sdk", "off", "off_metrics", "recording", "retrie
 LARGE = (
     *SMALL,
     "noop_listener",
+    "noop_listeners",
     "contrib_off",
     "contrib",
     "recording_no_metrics",
@@ -41,6 +40,8 @@ LARGE = (
     *PEERS,
 )
 CASES = ("find_one/sync", "insert_one/sync", "find_one/async", "insert_one/async")
+SMALL_CASES = ("insert_one/sync", "find_one/async")
+"""A write and a read, one of each flavour: CI has minutes, and callgrind makes everything fifty times slower."""
 
 HOW_TO_INSTALL = "valgrind is not installed, so nothing was counted: `apt-get install valgrind` (or dnf, brew) and run this again."
 
@@ -56,7 +57,7 @@ def count_one(variant: str, cases: Iterable[str] = CASES) -> dict[str, int]:
     cases = tuple(cases)
     environment = VARIANTS[variant].environment if variant in VARIANTS else None
     try:
-        python = python_of(environment, install=False)
+        python = python_of(environment)
     except NotInstalled as reason:
         raise Uncounted(str(reason)) from None
     with tempfile.TemporaryDirectory(prefix="otel_retry-callgrind-") as folder:
@@ -98,7 +99,9 @@ def _total(dump: Path) -> int:
     return int(found.group(1))
 
 
-def count(variants: Iterable[str], cases: Iterable[str] = CASES) -> tuple[Counts, dict[str, str]]:
+def count(
+    variants: Iterable[str], cases: Iterable[str] = CASES, report: Callable[[str], None] = print
+) -> tuple[Counts, dict[str, str]]:
     """Counts, and what could not be counted. Processes run side by side: instructions do not compete."""
     counts: Counts = {}
     failures: dict[str, str] = {}
@@ -108,6 +111,7 @@ def count(variants: Iterable[str], cases: Iterable[str] = CASES) -> tuple[Counts
             counts[variant] = count_one(variant, cases)
         except Uncounted as reason:
             failures[variant] = str(reason)
+        report(f"{variant}: {failures.get(variant, counts.get(variant))}")
 
     wanted = tuple(variants)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -119,19 +123,27 @@ def installed() -> bool:
     return shutil.which("valgrind") is not None
 
 
-def surroundings() -> dict[str, str]:
-    """What the counts depend on."""
-    packages = ("pymongo", "opentelemetry-api", "opentelemetry-sdk", "opentelemetry-instrumentation-pymongo")
-    return {"python": platform.python_version(), **versions_in(sys.executable, *packages)}
-
-
 def save(counts: Counts) -> None:
-    text = json.dumps({"versions": surroundings(), "instructions": counts}, indent=2)
+    text = json.dumps({"versions": results.versions(), "instructions": counts}, indent=2)
     BASELINE.write_text(text + "\n")
 
 
 def baseline() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(BASELINE.read_text())
+    return found
+
+
+def other_versions(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Which versions are others than the baseline's. A newer SDK or PyMongo that does more work is no fault of ours, nor
+    is a Python that does the same work with other instructions: then the figures are shown, and judge nothing.
+    """
+    found = []
+    for name in ("python", "pymongo", "opentelemetry-api", "opentelemetry-sdk"):
+        was, is_ = before.get(name, "?"), now.get(name, "?")
+        if name == "python":
+            was, is_ = was.rpartition(".")[0], is_.rpartition(".")[0]
+        if was != is_:
+            found.append(f"{name} {is_}, the baseline has {was}")
     return found
 
 
@@ -157,7 +169,7 @@ def regressions(now: Counts, before: Counts, tolerance: float = TOLERANCE) -> li
     return found
 
 
-# The bars of issue 7: (variant, its title, how much of what it may cost, and the measure itself).
+# Where the package wants to be: (variant, its title, how much of what it may cost, and the measure itself).
 BARS = (
     ("no_sdk", "engine on, no SDK", 0.10, "plain"),
     ("off", "not sampled, metrics off", 1.0, "contrib_off"),
@@ -166,6 +178,13 @@ BARS = (
     ("retried", 'attempt_spans="retried"', 1.0, "contrib"),
     ("recording", "distance from the floor", 1.2, "floor_recording"),
 )
+
+MEASURES = {
+    "plain": "plain PyMongo's own cost",
+    "contrib_off": "contrib, not sampled",
+    "contrib": "contrib, recording",
+    "floor_recording": "the floor",
+}
 
 
 def added(counts: Counts, variant: str, case: str) -> int:

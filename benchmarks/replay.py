@@ -95,6 +95,10 @@ class Replay:
         end = message.find(0, _NAME_IN_QUERY)
         return self._answers.get(message[_NAME_IN_QUERY:end], self._default)
 
+    def is_about(self, command: bytes) -> bool:
+        """Whether this thread's last message was such a command."""
+        return bool(self._last.message.startswith(command + b"\0", _NAME))
+
     @staticmethod
     async def pause() -> None:
         """Or fifty tasks would run one after the other."""
@@ -102,19 +106,19 @@ class Replay:
 
     def install(self) -> None:
         """Up to PyMongo 4.17 most commands pass by the connection's own methods, through `network`."""
-        last, answer = self._last, self._answer
+        last = self._last
 
         def send(_: Any, message: bytes, __: int = 0) -> None:
             last.message = message
 
         def receive(_: Any, __: int | None, ___: int = 0) -> Any:
-            return answer()
+            return self._answer()
 
         async def send_async(_: Any, message: bytes, __: int = 0) -> None:
             last.message = message
 
         async def receive_async(_: Any, __: int | None, ___: int = 0) -> Any:
-            found = answer()
+            found = self._answer()
             if self._yields:
                 await self.pause()
             return found
@@ -149,23 +153,23 @@ def _batches(reply: dict[str, Any]) -> dict[int, bytes]:
     }
 
 
+def fill(client: Any) -> None:
+    """What the operations find, on a real server."""
+    client[DATABASE].drop_collection(COLLECTION)
+    client[DATABASE][COLLECTION].insert_many(
+        {"_id": number, "name": f"item {number}", "price": number / 4, "tags": ["a", "b"], "stock": number}
+        for number in range(DOCUMENTS)
+    )
+
+
 def record(uri: str) -> dict[str, Any]:
     """What a server answers to each of the commands; of a cursor's batches one is enough."""
     from pymongo import MongoClient
 
+    client: Any
     with MongoClient(uri) as client:
+        fill(client)
         database = client[DATABASE]
-        database.drop_collection(COLLECTION)
-        database[COLLECTION].insert_many(
-            {
-                "_id": number,
-                "name": f"item {number}",
-                "price": number / 4,
-                "tags": ["a", "b"],
-                "stock": number,
-            }
-            for number in range(DOCUMENTS)
-        )
         with client.start_session() as session:
             found = {
                 "hello": client.admin.command("hello"),

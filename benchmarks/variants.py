@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
 
@@ -210,6 +210,7 @@ _ALL = (
         title="plain PyMongo of ddtrace's version",
         switch_on=_nothing,
         environment="ddtrace",
+        against="plain_old",
     ),
     Variant(
         name="ddtrace",
@@ -238,4 +239,14 @@ _ALL = (
 )
 
 VARIANTS = {variant.name: variant for variant in _ALL}
+
+
+def with_measures(names: Iterable[str]) -> list[str]:
+    """These, with what their cost is added to; plain PyMongo comes first."""
+    wanted = {"plain", *names}
+    wanted |= {VARIANTS[name].against for name in wanted if name in VARIANTS}
+    known = [name for name in VARIANTS if name in wanted]
+    return [*known, *(name for name in names if name not in VARIANTS)]
+
+
 PEERS = ("plain_old", "ddtrace", "logfire", "sentry", "newrelic")

@@ -29,7 +29,11 @@ FLAVOURS = ("sync", "async")
 WORKERS = {"sync": (1, 8), "async": (1, 50)}
 
 # One look at the server and no more: what the monitors do is not the operation's cost.
-QUIET = {"heartbeatFrequencyMS": 600_000, "serverMonitoringMode": "poll", "serverSelectionTimeoutMS": 20_000}
+QUIET: dict[str, Any] = {
+    "heartbeatFrequencyMS": 600_000,
+    "serverMonitoringMode": "poll",
+    "serverSelectionTimeoutMS": 20_000,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,9 @@ class Load:
     def parse(cls, case: str) -> Load:
         """`insert_one/async`, `insert_one/sync/attempts=3`."""
         operation, flavour, *options = case.split("/")
-        return cls(operation=operation, flavour=flavour, **{k: int(v) for k, v in (o.split("=") for o in options)})
+        return cls(
+            operation=operation, flavour=flavour, **{k: int(v) for k, v in (o.split("=") for o in options)}
+        )
 
 
 def perform(collection: Any, operation: str) -> Callable[[], Any]:
@@ -168,7 +174,11 @@ class Bench:
         if len(calls) == 1:
             return calls[0]
         turns = itertools.cycle(calls)
-        return lambda: next(turns)()
+
+        def next_one() -> Any:
+            return next(turns)()
+
+        return next_one
 
     def _attempts(self, load: Load, call: Callable[[], Any]) -> Callable[[], Any]:
         if load.attempts == 1:
@@ -176,7 +186,7 @@ class Bench:
         replay = self.replay
         if replay is None:
             raise Unavailable("a real server does not reject commands on request")
-        random.random = lambda: 0.0  # type: ignore[method-assign] # the jitter: nobody waits before a retry
+        random.random = lambda: 0.0  # the jitter: nobody waits before a retry
 
         def attempted() -> Any:
             replay.overloads = load.attempts - 1
