@@ -12,7 +12,7 @@ WORKERS ?= 3
 .PHONY: help install demo test unit lint format matrix conformance dashboards e2e mutants bench bench-check bench-baseline bench-docs clean
 
 help:  ## what can be done
-	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "otel_retry needs Python 3.11 or later, this is " + sys.version)'
@@ -80,6 +80,7 @@ mutants: $(STAMP)  ## break each rule once and see a test go red
 
 bench: $(STAMP)  ## what it costs, beside its peers: time, and instructions where valgrind is installed (ARGS="--rounds 3")
 	$(PY) -m benchmarks timing $(ARGS)
+	$(PY) -m benchmarks count --quick
 
 bench-check: $(STAMP)  ## instructions per operation against benchmarks/baseline.json: fails at +5 %
 	$(PY) -m benchmarks check

@@ -72,13 +72,15 @@ def time_them(options: argparse.Namespace) -> None:
 
 def count_them(options: argparse.Namespace) -> None:
     need_valgrind()
-    counts, failures = instructions.count(with_measures(options.variants), report=reporter())
+    variants, cases = options.variants, instructions.CASES
+    if options.quick:
+        variants, cases = instructions.QUICK, ("insert_one/sync",)
+    counts, failures = instructions.count(with_measures(variants), cases, reporter())
     found = {"counts": counts, "failures": failures}
     results.save(options.into, "instructions", found)
     print(tables.counts(found))
-    if set(instructions.LARGE) <= {*options.variants}:
-        print(tables.floors(found))
-        print(tables.bars(found))
+    print(tables.floors(found))
+    print(tables.bars(found))
     drawn = results.PRIVATE.with_name("bench-instructions.svg")
     drawn.write_text(page.picture_of_counts(found))
     print(f"drawn: {drawn}")
@@ -176,12 +178,15 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     timed = measuring(command("timing", time_them, "CPU and wall time, all variants in turn"))
-    timed.add_argument("--rounds", type=int, default=7)
+    timed.add_argument("--rounds", type=int, default=5)
     timed.add_argument("--transports", nargs="+", choices=timing.TRANSPORTS, default=timing.TRANSPORTS)
     timed.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     timed.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)
     counted = measuring(command("count", count_them, "instructions per operation, under callgrind"))
     counted.add_argument("--variants", nargs="+", choices=[*VARIANTS, *FLOORS], default=instructions.LARGE)
+    counted.add_argument(
+        "--quick", action="store_true", help="insert_one only, without the peers' environments"
+    )
     command("check", check, "the small set against baseline.json, in ratios: fails at +5 %%")
     command("baseline", baseline, "write baseline.json anew")
     grown = measuring(command("growth", grow, "start-up, memory, retries, and more of everything"))

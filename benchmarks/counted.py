@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from benchmarks import callgrind
 from benchmarks.floor import FLOORS
 from benchmarks.variants import Unavailable
 from benchmarks.workload import Bench, Load
@@ -32,6 +33,7 @@ def mark() -> None:
 
 def count(block: Callable[[int], None], warm_up: int = WARM_UP) -> None:
     block(warm_up)
+    callgrind.start()
     gc.collect()
     # When the collector runs depends on all that was allocated before: with it no two runs are the same.
     gc.disable()
@@ -46,8 +48,7 @@ def count(block: Callable[[int], None], warm_up: int = WARM_UP) -> None:
 def main(variant: str, cases: list[str]) -> None:
     if variant in FLOORS:
         block = FLOORS[variant]()
-        for _ in cases:
-            count(block)
+        count(block)
         os._exit(0)
     try:
         bench = Bench(variant)
