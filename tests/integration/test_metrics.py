@@ -149,7 +149,7 @@ async def test_the_duration_of_an_operation_is_that_of_its_span(connect, things,
     span = rig.operation()
     assert point.count == 1
     assert point.sum >= 0.12
-    assert point.sum == pytest.approx((span.end_time - span.start_time) / 1e9, abs=0.03)
+    assert point.sum == pytest.approx((span.end_time - span.start_time) / 1e9, abs=0.1)
 
 
 async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_waits(
@@ -165,11 +165,11 @@ async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_w
 
     measured = sum(point.sum for point in rig.points("mongodb.client.attempt.duration"))
     sent = sum(span.end_time - span.start_time for span in rig.commands) / 1e9
-    assert measured == pytest.approx(sent, abs=0.1)
+    assert measured > sent - 0.005
     assert rig.total("mongodb.client.attempt.duration") == 3
     [waits] = rig.points("mongodb.retry.backoff")
     assert waits.sum == pytest.approx(0.3)
-    assert rig.points("db.client.operation.duration")[0].sum > 0.3
+    assert rig.points("db.client.operation.duration")[0].sum > measured + 0.3 - 0.005
 
 
 async def test_an_operation_that_succeeds_at_once_is_one_histogram_and_nothing_else(

@@ -209,7 +209,7 @@ def held_back():
 
         def answer(_: Any) -> dict[str, Any]:
             arrived.set()
-            go.wait(10)
+            go.wait(60)
             return {"cursor": {"id": 0, "ns": "db.c", "firstBatch": []}}
 
         server.reply("find", answer)

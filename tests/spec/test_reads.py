@@ -361,7 +361,7 @@ async def test_a_deadline_ends_the_retries(rig, instrument, policy, given):
         else:
             with pymongo.timeout(0.4):
                 await resolve(at.collection.find_one({}))
-    assert 0.2 < loop.time() - began < 5
+    assert 0.2 < loop.time() - began < 30
     assert at.commands.count("find") > 3
     assert otel_retry.attempts(raised.value)[-1].number > 3
 

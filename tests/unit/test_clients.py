@@ -208,14 +208,14 @@ def at_once(*calls):
     answers = [None] * len(calls)
 
     def work(number):
-        gate.wait(10)
+        gate.wait(60)
         answers[number] = calls[number]()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     return answers
 
 
@@ -261,7 +261,7 @@ def test_settings_of_its_own_win_over_an_operation_that_runs_meanwhile(registry,
     registry.replace(client, OTHER)
 
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert registry.of(client).settings is OTHER
 
 
