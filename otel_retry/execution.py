@@ -29,12 +29,8 @@ class OperationExecution:
     """When the first attempt of the command at hand began; later ones the machine knows itself."""
     otr_machine: RetryMachine | None
     otr_trace: OperationTrace | None
-
-    @property
-    def otr_decides(self) -> bool:
-        """False: the client is not instrumented, or PyMongo's own loop decides."""
-        state = self.otr_state
-        return state is not None and state.decides
+    otr_decides: bool
+    """False: the client is not instrumented, or PyMongo's own loop decides."""
 
     @abstractmethod
     def otr_facts(self) -> OperationFacts: ...
