@@ -49,11 +49,10 @@ class OperationExecution:
             return Raise(error=error, reason=Reason.NOT_RETRYABLE)
 
     def succeeded(self) -> None:
-        machine = self.otr_machine
-        if machine is not None:
-            machine.attempt_succeeded()
-        else:
-            self.otr_deposit_first_success()
+        if self.otr_machine is not None:
+            self.otr_machine.attempt_succeeded()
+        elif self.otr_state is not None and self.otr_state.budget is not None:
+            self.otr_state.budget.deposit_first_success()
 
     def otr_deposit_first_success(self) -> None:
         state = self.otr_state

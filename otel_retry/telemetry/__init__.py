@@ -98,9 +98,9 @@ class Telemetry:
     def start(
         self,
         names: OperationNames,
-        *,
         parent: Context | None = None,
         operation_id: int | None = None,
+        *,
         ambient: bool = True,
     ) -> OperationTrace | None:
         """None: somebody suppresses instrumentation here."""

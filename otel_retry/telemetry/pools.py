@@ -126,7 +126,10 @@ class PoolListener(ConnectionPoolListener):
         pool = self._pool(event.address)
         created = pool.created.pop(event.connection_id, None)
         if created is not None and self._instruments is not None:
-            _record(self._instruments.create_time, monotonic() - created, pool)
+            try:
+                self._instruments.create_time.record(monotonic() - created, pool.attributes)
+            except Exception:
+                _complain()
 
     def connection_closed(self, event: Any) -> None:
         pool, number = self._pool(event.address), event.connection_id
@@ -158,9 +161,12 @@ class PoolListener(ConnectionPoolListener):
             trace.connection_id = number
             context = trace.context
         if self._instruments is not None:
-            waited = getattr(event, "duration", None)
-            if waited is not None:
-                _record(self._instruments.wait_time, waited, pool, context)
+            try:
+                waited = event.duration
+                if waited is not None:
+                    self._instruments.wait_time.record(waited, pool.attributes, context)
+            except Exception:
+                _complain()
 
     def connection_checked_in(self, event: Any) -> None:
         address = event.address
@@ -170,12 +176,12 @@ class PoolListener(ConnectionPoolListener):
             used = monotonic() - borrowed
             trace = inherited_trace.get()
             context = trace.context if trace is not None and trace.open else None
-            _record(self._instruments.use_time, used, pool, context)
+            try:
+                self._instruments.use_time.record(used, pool.attributes, context)
+            except Exception:
+                _complain()
 
 
-def _record(histogram: Any, seconds: float, pool: Pool, context: Any = None) -> None:
-    """PyMongo prints what a listener raises."""
-    try:
-        histogram.record(seconds, pool.attributes, context)
-    except Exception:
-        warn_once("pools", "otel_retry failed to measure a connection pool", exc_info=True)
+def _complain() -> None:
+    """Called where something was raised; PyMongo would print what a listener raises."""
+    warn_once("pools", "otel_retry failed to measure a connection pool", exc_info=True)

@@ -82,7 +82,6 @@ class OperationTrace:
         "open",
         "operation_id",
         "outcome",
-        "recording",
         "retries",
         "span",
         "telemetry",
@@ -113,19 +112,22 @@ class OperationTrace:
         self.span: Span | None = None
         self.context = parent
         self.open = True
-        self.recording = self._sent = False
+        self._sent = False
         tracer = telemetry.tracer
         if tracer is not None:
             span = tracer.start_span(names.summary, parent, _CLIENT, names.attributes)
             if span.is_recording():
                 self.span = span
-                self.recording = True
                 self.context = set_span_in_context(span, parent)
                 if ambient:
                     self._context_token = attach(self.context)
         if ambient:
             self._token = inherited_trace.set(self)
         self._began = self._attempt_started = perf_counter()  # no attempt begins before its operation
+
+    @property
+    def recording(self) -> bool:
+        return self.span is not None
 
     # What the seam tells.
 
@@ -145,7 +147,7 @@ class OperationTrace:
         now = perf_counter() if failed_at is None else failed_at
         self._attempt_failed(failure, now, retried=True)
         telemetry = self.telemetry
-        if self.recording and self.span is not None:
+        if self.span is not None:
             attributes: dict[str, Any] = {
                 semconv.RETRY_ATTEMPT: self.attempt,
                 semconv.RETRY_REASON: failure.reason,
@@ -199,7 +201,7 @@ class OperationTrace:
 
     def _attempt_failed(self, failure: Failure, now: float, *, retried: bool = False) -> None:
         tracer = self.telemetry.tracer
-        if tracer is not None and self.recording and not self._sent:
+        if tracer is not None and self.span is not None and not self._sent:
             self._show_attempt(tracer, failure, now)
         if retried or self.attempt > 1:
             self._end_attempt(now, failure)
@@ -271,7 +273,15 @@ class OperationTrace:
             outcome = self._outcome(error)
         instruments = self.telemetry.instruments
         if instruments is not None:
-            self._measure(instruments, now, outcome, error)
+            try:
+                names, key = self.names, (self.address, None if error is None else error_type(error))
+                instruments.operation_duration.record(
+                    now - self._began, names.metrics.get(key) or names.metric_attributes(*key), self.context
+                )
+                if outcome is not FIRST_TRY:
+                    self._measure_retries(instruments, now, outcome, error)
+            except Exception:  # the span is to be ended all the same
+                warn_once("trace: measure", "otel_retry failed to measure an operation", exc_info=True)
         if self._command is not None:
             self._abandon_command(error)
         span = self.span
@@ -290,20 +300,6 @@ class OperationTrace:
         if error is None:
             return semconv.RETRIED
         return Reason.NOT_RETRYABLE.value if isinstance(error, Exception) else Reason.CANCELLED.value
-
-    def _measure(
-        self, instruments: Instruments, now: float, outcome: str, error: BaseException | None
-    ) -> None:
-        """Whatever fails here, the span is still to be ended."""
-        try:
-            names, key = self.names, (self.address, None if error is None else error_type(error))
-            instruments.operation_duration.record(
-                now - self._began, names.metrics.get(key) or names.metric_attributes(*key), self.context
-            )
-            if outcome is not FIRST_TRY:
-                self._measure_retries(instruments, now, outcome, error)
-        except Exception:
-            warn_once("trace: measure", "otel_retry failed to measure an operation", exc_info=True)
 
     def _measure_retries(
         self, instruments: Instruments, now: float, outcome: str, error: BaseException | None
@@ -324,7 +320,7 @@ class OperationTrace:
     def command_started(self, event: Any) -> None:
         telemetry = self.telemetry
         tracer = telemetry.tracer
-        if tracer is None or not self.recording:
+        if tracer is None or self.span is None:
             return
         if self._command is not None:
             return  # of an operation inside this one that somebody suppresses: a listener of the application's own

@@ -54,13 +54,10 @@ class ObservedOperation(OperationExecution):
         if telemetry is None or not (telemetry.awake or telemetry.wakes()):
             return None
         try:
-            session = self._session
             trace = telemetry.start(
-                self.otr_names(telemetry),
-                parent=None if session is None else transaction_context(session),
-                operation_id=self._operation_id,
+                self.otr_names(telemetry), transaction_context(self._session), self._operation_id
             )
-            if trace is not None and trace.recording and state.commands is None:
+            if state.commands is None and trace is not None and trace.span is not None:
                 self.otr_first_seen(state, telemetry, trace)
         except Exception:
             warn_once(
@@ -127,10 +124,10 @@ class ObservedOperation(OperationExecution):
 
     def otr_display_name(self) -> str:
         name = self.otr_name()
+        if self._is_read:
+            return "runCommand" if self.otr_is_run_command() and name != "dropDatabase" else name
         if self._bulk is not None and name == "insert" and any(kind for kind, _ in self._bulk.ops):
             return "bulkWrite"  # PyMongo calls every bulk write of a collection an insert
-        if name != "dropDatabase" and self.otr_is_run_command():
-            return "runCommand"
         return name
 
     def otr_name(self) -> str:
@@ -141,9 +138,11 @@ class ObservedOperation(OperationExecution):
         return name
 
     def otr_is_run_command(self) -> bool:
-        if self._is_read and getattr(self._func, "__qualname__", "").endswith(_CURSOR_COMMAND):
-            return True  # PyMongo marks only `command` as a generic command
-        return bool(getattr(self, "_is_run_command", False))
+        """Generic commands take PyMongo's read path, whatever they do; it marks those of `command`, and no others."""
+        return self._is_read and (
+            getattr(self, "_is_run_command", False)
+            or getattr(self._func, "__qualname__", "").endswith(_CURSOR_COMMAND)
+        )
 
     def otr_kind(self) -> OperationKind:
         if self.otr_is_run_command():

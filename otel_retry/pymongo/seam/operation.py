@@ -79,7 +79,7 @@ class RetriedOperation(ObservedOperation):
     otr_scripted: Exception | None = None
     """The error that `otel_retry.testing` raised in the place of the attempt: it counts as one of a server."""
 
-    def otr_begin(self, bulks: ObservedBulks) -> None:
+    def otr_begin(self, state: ClientState, bulks: ObservedBulks) -> None:
         self.otr_machine = None
         self.otr_unconditional = False
         self.otr_started = self.otr_attempt_started = time.monotonic()
@@ -87,7 +87,6 @@ class RetriedOperation(ObservedOperation):
         self.otr_transaction_state = None if session is None else session._transaction.state
         if self._is_read:
             return
-        state = cast("ClientState", self.otr_state)
         if not state.retry_writes and self._retryable and self.otr_kind() is OperationKind.WRITE:
             self._retryable = (
                 False  # not asked for explicitly, under rules that want that: no txnNumber either
@@ -302,20 +301,20 @@ def _sync_class(  # noqa: C901 - a whole class, method by method
             self.otr_decides = state.decides
             trace = self.otr_observe(state)
             if trace is None:
-                return self.otr_run()
+                return self.otr_run(state)
             self.otr_trace = trace
             try:
-                result = self.otr_run()
+                result = self.otr_run(state)
             except BaseException as error:
                 self.otr_observed(trace, error)
                 raise
             self.otr_observed(trace, None)
             return result
 
-        def otr_run(self) -> Any:
-            if not self.otr_decides:
+        def otr_run(self, state: ClientState) -> Any:
+            if not state.decides:
                 return self.otr_watch(bulks)
-            self.otr_begin(bulks)
+            self.otr_begin(state, bulks)
             try:
                 return base.run(self)
             except Envelope as envelope:
@@ -379,20 +378,20 @@ def _async_class(  # noqa: C901 - a whole class, method by method
             self.otr_decides = state.decides
             trace = self.otr_observe(state)
             if trace is None:
-                return await self.otr_run()
+                return await self.otr_run(state)
             self.otr_trace = trace
             try:
-                result = await self.otr_run()
+                result = await self.otr_run(state)
             except BaseException as error:
                 self.otr_observed(trace, error)
                 raise
             self.otr_observed(trace, None)
             return result
 
-        async def otr_run(self) -> Any:
-            if not self.otr_decides:
+        async def otr_run(self, state: ClientState) -> Any:
+            if not state.decides:
                 return await self.otr_watch(bulks)
-            self.otr_begin(bulks)
+            self.otr_begin(state, bulks)
             try:
                 return await base.run(self)
             except Envelope as envelope:
