@@ -65,6 +65,7 @@ class ClientState:
         "own",
         "policy",
         "pools",
+        "retried_under_way",
         "retry_reads",
         "retry_writes",
         "rules",
@@ -94,6 +95,8 @@ class ClientState:
         self.commands: CommandEvents | None = None
         """The listener, once there was something to listen for."""
         self.pools: PoolListener | None = None
+        self.retried_under_way = 0
+        """Operations for whose sake the listener is attached, where it is not all the time; guarded by `lock`."""
         self.faults: Faults | None = None
         """Errors to raise in the place of attempts: `otel_retry.testing` puts them here."""
 
@@ -220,6 +223,7 @@ class ClientRegistry:
         self._lock = threading.RLock()
         for state in list(self._states.values()):
             state.lock = threading.Lock()
+            state.retried_under_way = 0  # those were other threads' operations
             if state.budget is not None:
                 state.budget.renew_lock()
             if state.pools is not None:

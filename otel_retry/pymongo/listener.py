@@ -6,17 +6,13 @@ import sys
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.context import get_current
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from pymongo.monitoring import CommandListener
 
 from otel_retry.logs import warn_once
-from otel_retry.telemetry.spans import (
-    OperationTrace,
-    collection_of,
-    current_trace,
-    inherited_context,
-    is_sensitive,
-)
+from otel_retry.telemetry.commands import collection_of, is_sensitive
+from otel_retry.telemetry.spans import OperationTrace, inherited_context, inherited_trace
 
 if TYPE_CHECKING:
     from otel_retry.telemetry import Telemetry
@@ -36,58 +32,55 @@ class CommandEvents(CommandListener):
 
     def started(self, event: Any) -> None:
         try:
-            if not is_instrumentation_enabled():
-                return  # perhaps inside of another operation: a listener of the application's own that asks the database
-            trace = self._trace()
-            if trace is None:
-                trace = self._adopt(event)
-            if trace is not None:
-                trace.command_started(event)
+            trace = inherited_trace.get()
+            if trace is not None and trace.open and trace.telemetry is self._telemetry:
+                # Suppressed: a listener of the application's own asks the database. Not in the operation's own context.
+                if trace.context is get_current() or is_instrumentation_enabled():
+                    trace.command_started(event)
+            elif is_instrumentation_enabled():
+                orphan = self._adopt(event)
+                if orphan is not None:
+                    orphan.command_started(event)
         except Exception:
             self._complain()
 
     def succeeded(self, event: Any) -> None:
         try:
-            trace = self._trace()
-            if trace is not None:
+            trace = inherited_trace.get()
+            if trace is not None and trace.open and trace.telemetry is self._telemetry:
                 trace.command_succeeded(event)
-            else:
-                orphan = _orphan.get()
-                if orphan is not None:
-                    orphan.command_succeeded(event)
-                    self._release(orphan, None)
+                return
+            orphan = _orphan.get()
+            if orphan is not None:
+                orphan.command_succeeded(event)
+                self._release(orphan, None)
         except Exception:
             self._complain()
 
     def failed(self, event: Any) -> None:
         try:
-            trace = self._trace()
-            if trace is not None:
+            trace = inherited_trace.get()
+            if trace is not None and trace.open and trace.telemetry is self._telemetry:
                 trace.command_failed(event)
-            else:
-                orphan = _orphan.get()
-                if orphan is not None:
-                    orphan.command_failed(event)
-                    self._release(orphan, sys.exception())
+                return
+            orphan = _orphan.get()
+            if orphan is not None:
+                orphan.command_failed(event)
+                self._release(orphan, sys.exception())
         except Exception:
             self._complain()
-
-    def _trace(self) -> OperationTrace | None:
-        trace = current_trace()
-        return trace if trace is not None and trace.telemetry is self._telemetry else None
 
     def _adopt(self, event: Any) -> OperationTrace | None:
         left = _orphan.get()
         if left is not None:
             self._release(left, None)  # its command was cancelled, and nobody was told
         name = event.command_name
-        if is_sensitive(name, event.command):
+        telemetry = self._telemetry
+        if is_sensitive(name, event.command) or not telemetry.every_attempt:
             return None
         database = event.database_name
-        trace = self._telemetry.start(
-            name,
-            database,
-            collection_of(name, database, event.command),
+        trace = telemetry.start(
+            telemetry.naming.of(name, database, collection_of(name, database, event.command)),
             parent=inherited_context(),
             operation_id=event.operation_id,
             ambient=False,

@@ -30,6 +30,7 @@ class TelemetryHub:
             settings=settings,
             tracer=None if traces_itself else make_tracer(settings.tracer_provider),
             instruments=self._instruments_of(settings.meter_provider) if settings.metrics else None,
+            collected=settings.metrics and metrics_are_collected(settings.meter_provider),
             policy=str(state.policy),
         )
 

@@ -376,7 +376,7 @@ def test_ten_thousand_collections_leave_bounded_sets_and_caches(watch, rig, depl
         state = instrumentor._registry.of(client)
         for number in range(10_000):
             # What an operation does but for the network.
-            started = state.telemetry.start("find", "db", f"collection{number}")
+            started = state.telemetry.start(state.telemetry.naming.of("find", "db", f"collection{number}"))
             started.address = ("127.0.0.1", 27017)
             started.end(None)
             if not number % 1000:
@@ -385,8 +385,8 @@ def test_ten_thousand_collections_leave_bounded_sets_and_caches(watch, rig, depl
     points = rig.points("db.client.operation.duration")
     assert len(points) <= 203
     assert rig.by("db.client.operation.duration", "db.collection.name")["_other"] >= 9_800
-    assert len(state.telemetry._naming._known) <= 2000
-    assert len(state.telemetry._naming._namespaces) <= 200
+    assert len(state.telemetry.naming._known) <= 2000
+    assert len(state.telemetry.naming._namespaces) <= 200
 
 
 def test_ten_thousand_databases_leave_bounded_sets_too(watch, rig, deployment):
@@ -395,7 +395,7 @@ def test_ten_thousand_databases_leave_bounded_sets_too(watch, rig, deployment):
         client.db.c.find_one({})
         telemetry = instrumentor._registry.of(client).telemetry
         for number in range(2_000):
-            started = telemetry.start("listCollections", f"tenant{number}", None)
+            started = telemetry.start(telemetry.naming.of("listCollections", f"tenant{number}", None))
             started.end(None)
         rig.clear()
 

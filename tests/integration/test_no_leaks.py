@@ -77,9 +77,11 @@ def sizes(client: Any) -> dict[str, int]:
     return {
         "states": len(instrumentor._registry),
         "instruments": len(instrumentor._hub._instruments),
-        "names": len(state.telemetry._naming._known),
-        "collections": len(state.telemetry._naming._namespaces),
-        "connections": len(state.pools._seen),
+        "names": len(state.telemetry.naming._known),
+        "collections": len(state.telemetry.naming._namespaces),
+        "sessions": len(state.telemetry.sessions),
+        "connections": sum(len(pool.connections) for pool in state.pools.pools()),
+        "borrowed": sum(pool.used + pool.pending + len(pool.created) for pool in state.pools.pools()),
         "pools": len(list(state.pools.pools())),
         "warnings": len(_said),
     }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from otel_retry.clients import ClientRegistry, ClientState
     from otel_retry.pymongo.seam.shape import Half
     from otel_retry.telemetry import Telemetry
+    from otel_retry.telemetry.spans import OperationTrace
 
 _COMMANDS = ("_EventListeners__command_listeners", "_EventListeners__enabled_for_commands")
 _POOLS = ("_EventListeners__cmap_listeners", "_EventListeners__enabled_for_cmap")
@@ -22,9 +23,36 @@ def listen(client: Any, state: ClientState, telemetry: Telemetry) -> None:
     with state.lock:  # the first operations of a client may come from many threads at once
         if state.commands is None:
             commands = CommandEvents(telemetry)
-            _add(client._event_listeners, _COMMANDS, commands)
+            if telemetry.every_attempt:
+                _add(client._event_listeners, _COMMANDS, commands)
             state.commands = commands
     listen_to_pool_events(client, state, telemetry)
+
+
+class RetryHeard:
+    """For an operation that is being retried, where commands are not listened to all the time: while there is one of
+    these, PyMongo publishes the client's commands.
+    """
+
+    def __init__(self, client: Any, state: ClientState) -> None:
+        self._state = state
+        with state.lock:
+            state.retried_under_way += 1
+            _add(client._event_listeners, _COMMANDS, state.commands)
+
+    def release(self, client: Any) -> None:
+        state = self._state
+        with state.lock:
+            state.retried_under_way = max(0, state.retried_under_way - 1)
+            if not state.retried_under_way:
+                _remove(client._event_listeners, _COMMANDS, state.commands)
+
+
+def hear_retry(client: Any, state: ClientState, trace: OperationTrace | None) -> RetryHeard | None:
+    """None: commands are heard in any case, or there is nobody to tell."""
+    if trace is None or not trace.recording or trace.telemetry.every_attempt or state.commands is None:
+        return None
+    return RetryHeard(client, state)
 
 
 def listen_before_unacknowledged(half: Half, registry: ClientRegistry) -> Any:
@@ -36,7 +64,9 @@ def listen_before_unacknowledged(half: Half, registry: ClientRegistry) -> Any:
     def prepare(client: Any) -> None:
         state = registry.of(client)
         telemetry = None if state is None else state.telemetry
-        if state is not None and telemetry is not None and state.commands is None and telemetry.records:
+        if state is None or telemetry is None or state.commands is not None:
+            return
+        if (telemetry.awake or telemetry.wakes()) and telemetry.records:
             listen(client, state, telemetry)
 
     @functools.wraps(original)
@@ -71,22 +101,26 @@ def listen_to_pool_events(client: Any, state: ClientState, telemetry: Telemetry)
 
 def stop_listening(client: Any, state: ClientState) -> None:
     """Leaves the client as it was built."""
-    listeners = (state.commands, state.pools)
     events = client._event_listeners
-    for registered, enabled in (_COMMANDS, _POOLS):
-        remaining = [
-            each for each in getattr(events, registered) if not any(each is one for one in listeners)
-        ]
-        setattr(events, registered, remaining)
-        setattr(events, enabled, bool(remaining))
+    _remove(events, _COMMANDS, state.commands)
+    _remove(events, _POOLS, state.pools)
     _publish(client, wanted=events.enabled_for_cmap)
 
 
 def _add(events: Any, where: tuple[str, str], listener: Any) -> None:
     registered, enabled = where
-    # A new list: another thread may be going through the old one.
-    setattr(events, registered, [*getattr(events, registered), listener])
+    there = getattr(events, registered)
+    if not any(each is listener for each in there):
+        # A new list: another thread may be going through the old one.
+        setattr(events, registered, [*there, listener])
     setattr(events, enabled, True)
+
+
+def _remove(events: Any, where: tuple[str, str], listener: Any) -> None:
+    registered, enabled = where
+    remaining = [each for each in getattr(events, registered) if each is not listener]
+    setattr(events, registered, remaining)
+    setattr(events, enabled, bool(remaining))
 
 
 def _publish(client: Any, *, wanted: bool) -> None:

@@ -33,10 +33,10 @@ _ATTRIBUTES = {semconv.DB_SYSTEM: semconv.MONGODB}
 
 def transaction_context(session: Any) -> Context | None:
     """Where the operations of this session's transaction belong. A commit that is tried again still does."""
-    if session is None:
+    if session is None or _CONTEXT not in session.__dict__ or not session.in_transaction:
         return None
-    context: Context | None = session.__dict__.get(_CONTEXT)
-    return context if context is not None and session.in_transaction else None
+    context: Context = session.__dict__[_CONTEXT]
+    return context
 
 
 def patches(half: Half, registry: ClientRegistry) -> Iterator[tuple[Any, str, Any]]:
