@@ -20,7 +20,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, set_sp
 from otel_retry import semconv
 from otel_retry.events import Reason
 from otel_retry.logs import warn_once
-from otel_retry.telemetry.errors import error_type, exception_attributes
+from otel_retry.telemetry.errors import code_of, error_type, exception_attributes
 from otel_retry.telemetry.names import server_attributes
 from otel_retry.telemetry.query_text import query_text
 
@@ -330,18 +330,18 @@ class OperationTrace:
         attributes = names.command_attributes(name, database, collection, event.connection_id).copy()
         attributes.update(self._attempt_attributes(event.operation_id))
         attributes[semconv.REQUEST_ID] = event.request_id
-        if event.server_connection_id is not None:
+        if isinstance(event.server_connection_id, int):  # a server may say anything in its hello
             attributes[semconv.SERVER_CONNECTION_ID] = event.server_connection_id
         if self.connection_id is not None:
             attributes[semconv.DRIVER_CONNECTION_ID] = self.connection_id
-        lsid = command.get("lsid")
+        lsid = session_id(command.get("lsid"))
         if lsid is not None:
-            attributes[semconv.LSID] = session_id(lsid)
+            attributes[semconv.LSID] = lsid
             number = command.get("txnNumber")
-            if number is not None:
-                attributes[semconv.TXN_NUMBER] = int(number)
-        if name == "getMore":
-            attributes[semconv.CURSOR_ID] = int(command["getMore"])
+            if isinstance(number, int):
+                attributes[semconv.TXN_NUMBER] = number
+        if name == "getMore" and isinstance(command["getMore"], int):
+            attributes[semconv.CURSOR_ID] = command["getMore"]
         limit = self.telemetry.query_text_max_length
         if limit:
             attributes[semconv.DB_QUERY_TEXT] = query_text(command, limit=limit, raw=self.telemetry.raw)
@@ -368,8 +368,10 @@ class OperationTrace:
             return
         self._command = None
         cursor = event.reply.get("cursor")
-        if isinstance(cursor, Mapping) and cursor.get("id"):
-            span.set_attribute(semconv.CURSOR_ID, int(cursor["id"]))
+        if isinstance(cursor, Mapping):
+            cursor_id = cursor.get("id")
+            if cursor_id and isinstance(cursor_id, int):
+                span.set_attribute(semconv.CURSOR_ID, cursor_id)
         self.telemetry.hooks.response(span, event)
         span.end()
 
@@ -422,17 +424,11 @@ def collection_of(name: str, database: str, command: Any) -> str | None:
     return found if isinstance(found, str) and not found.startswith("$cmd") else None
 
 
-def session_id(lsid: Any) -> str:
-    """The session's UUID as people write it."""
-    value = lsid.get("id") if hasattr(lsid, "get") else lsid
+def session_id(lsid: Any) -> str | None:
+    """The session's UUID as people write it; None where an application sent something else under that name."""
+    value = lsid.get("id") if isinstance(lsid, Mapping) else None
     if isinstance(value, uuid.UUID):
         return str(value)
-    try:
+    if isinstance(value, bytes) and len(value) == 16:
         return str(uuid.UUID(bytes=bytes(value)))
-    except (TypeError, ValueError):
-        return str(value)[:64]
-
-
-def code_of(details: Any) -> int | None:
-    code = details.get("code") if isinstance(details, dict) else None
-    return code if isinstance(code, int) and not isinstance(code, bool) else None
+    return None

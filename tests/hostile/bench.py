@@ -78,13 +78,15 @@ def texts(value: Any) -> Iterator[str]:
         yield repr(value)
 
 
-def exported(rig: Rig) -> Iterator[tuple[str, str]]:
-    """All that the SDK would send, by where it stands: spans whole (names, attributes, events, status, links, resource)
-    as their exporters see them, and metrics with their attributes and exemplars.
-    """
+def in_spans(rig: Rig) -> Iterator[tuple[str, str]]:
+    """All text of spans (names, attributes, events, status, links, resource), by where it stands."""
     for span in rig.spans:
         for text in texts(json.loads(span.to_json())):
             yield f"span {span.name[:80]}", text
+
+
+def in_metrics(rig: Rig) -> Iterator[tuple[str, str]]:
+    """The same of metrics, with their attributes and exemplars."""
     data = rig.reader.get_metrics_data()
     if data is not None:
         for text in texts(json.loads(data.to_json())):
@@ -93,7 +95,7 @@ def exported(rig: Rig) -> Iterator[tuple[str, str]]:
 
 def where(planted: str, rig: Rig, logged: Logged) -> list[str]:
     """Where a value that was planted in the data has come out."""
-    found = [place for place, text in exported(rig) if planted in text]
+    found = [place for place, text in (*in_spans(rig), *in_metrics(rig)) if planted in text]
     return found + [f"log {line[:300]}" for line in logged.lines if planted in line]
 
 

@@ -14,7 +14,7 @@ from tests.hostile.bench import Logged
 from tests.integration.telemetry_rig import Rig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from tests.flavours import Flavour
 
@@ -56,9 +56,9 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def watched(
+async def watched(
     mongo: Flavour, rig: Rig, server: FakeServer, delays: list[float], quick_rediscovery: None
-) -> Iterator[Callable[..., Any]]:
+) -> AsyncIterator[Callable[..., Any]]:
     """Makes a client of `server` that is instrumented and reports to `rig`; waits are recorded and take no time."""
 
     def connect(
@@ -70,3 +70,5 @@ def watched(
 
     yield connect
     otel_retry.uninstrument()
+    server.always.clear()
+    await mongo.close()  # while the server is still there: a client says goodbye
