@@ -6,14 +6,14 @@ import logging
 
 logger = logging.getLogger("otel_retry")
 
-_said: set[str] = set()
+_said: dict[str, object] = {}
 
 
 def warn_once(key: str, message: str, *args: object, exc_info: bool = False) -> None:
     """`key` names the fault, not the occasion, so the set of keys stays small."""
-    if key in _said:
+    mine = object()
+    if _said.setdefault(key, mine) is not mine:  # one step: of many threads at once, one speaks
         return
-    _said.add(key)
     logger.warning(message, *args, exc_info=exc_info)
 
 
