@@ -91,13 +91,18 @@ class ClientState:
         )
         self.jitter: Callable[[], float] = _jitter
         self.retired = False
-        """Switched off, or replaced: operations that still hold it must not listen for it any more."""
         self.telemetry: Telemetry | None = None
         self.commands: CommandEvents | None = None
         """The listener, once there was something to listen for."""
         self.pools: PoolListener | None = None
         self.faults: Faults | None = None
         """Errors to raise in the place of attempts: `otel_retry.testing` puts them here."""
+
+    def retire(self) -> None:
+        """Switched off, or replaced: operations that still hold it go on with it, but listen for nothing new."""
+        self.retired = True
+        if self.telemetry is not None:
+            self.telemetry.retired = True
 
 
 def _jitter() -> float:
@@ -216,6 +221,8 @@ class ClientRegistry:
         with self._lock:
             left = self.clients()
             self._default = None
+            for _, state in left:
+                state.retire()
             self._states.clear()
             self._references.clear()
             self._departed.clear()
@@ -249,6 +256,7 @@ class ClientRegistry:
         self._references.pop(key, None)
         state = self._states.pop(key, None)
         if state is not None:
+            state.retire()
             heapq.heappush(self._free, state.number)
 
     def _after_fork(self) -> None:
@@ -256,5 +264,7 @@ class ClientRegistry:
         for state in list(self._states.values()):
             if state.budget is not None:
                 state.budget.renew_lock()
+            if state.commands is not None:
+                state.commands.renew_lock()
             if state.pools is not None:
                 state.pools.renew_lock()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ from otel_retry.telemetry.spans import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_retry.telemetry import Telemetry
 
 _orphan: ContextVar[OperationTrace | None] = ContextVar("otel_retry_orphan", default=None)
@@ -33,16 +37,34 @@ class CommandEvents(CommandListener):
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        self._orphans: weakref.WeakValueDictionary[int, OperationTrace] = weakref.WeakValueDictionary()
+        """By identity; weak, since nobody is told of the end of one that is cancelled."""
+        self._stopped = False
+        self._lock = threading.RLock()
+        """Held for commands outside of any operation: whoever switches off ends what others have begun."""
+
+    def renew_lock(self) -> None:
+        """After a fork another thread's hold on the lock would never end."""
+        self._lock = threading.RLock()
+
+    def stop(self) -> None:
+        """No other event will come, or only one that is on its way already."""
+        with self._lock:
+            self._stopped = True
+            for reference in self._orphans.valuerefs():
+                orphan = reference()
+                if orphan is not None and orphan.open:
+                    orphan.end(None)
 
     def started(self, event: Any) -> None:
         try:
             if not is_instrumentation_enabled():
                 return  # perhaps inside of another operation: a listener of the application's own that asks the database
             trace = self._trace()
-            if trace is None:
-                trace = self._adopt(event)
             if trace is not None:
                 trace.command_started(event)
+            else:
+                self._orphan_started(event)
         except Exception:
             self._complain()
 
@@ -52,10 +74,7 @@ class CommandEvents(CommandListener):
             if trace is not None:
                 trace.command_succeeded(event)
             else:
-                orphan = _orphan.get()
-                if orphan is not None:
-                    orphan.command_succeeded(event)
-                    self._release(orphan, None)
+                self._orphan_ended(OperationTrace.command_succeeded, event, None)
         except Exception:
             self._complain()
 
@@ -65,16 +84,33 @@ class CommandEvents(CommandListener):
             if trace is not None:
                 trace.command_failed(event)
             else:
-                orphan = _orphan.get()
-                if orphan is not None:
-                    orphan.command_failed(event)
-                    self._release(orphan, sys.exception())
+                self._orphan_ended(OperationTrace.command_failed, event, sys.exception())
         except Exception:
             self._complain()
 
     def _trace(self) -> OperationTrace | None:
         trace = current_trace()
-        return trace if trace is not None and trace.telemetry is self._telemetry else None
+        if trace is None or trace.telemetry is self._telemetry:
+            return trace
+        # One that began before the settings were replaced has nobody else who listens for it.
+        return trace if trace.telemetry.retired else None
+
+    def _orphan_started(self, event: Any) -> None:
+        with self._lock:
+            trace = None if self._stopped else self._adopt(event)
+            if trace is not None:
+                trace.command_started(event)
+
+    def _orphan_ended(
+        self, tell: Callable[[OperationTrace, Any], None], event: Any, error: BaseException | None
+    ) -> None:
+        orphan = _orphan.get()
+        if orphan is None:
+            return
+        with self._lock:
+            if orphan.open:
+                tell(orphan, event)
+            self._release(orphan, error)
 
     def _adopt(self, event: Any) -> OperationTrace | None:
         left = _orphan.get()
@@ -94,13 +130,15 @@ class CommandEvents(CommandListener):
         )
         if trace is not None:
             trace.address = event.connection_id
+            self._orphans[id(trace)] = trace
             _orphan.set(trace)
         return trace
 
     @staticmethod
     def _release(orphan: OperationTrace, error: BaseException | None) -> None:
         _orphan.set(None)
-        orphan.end(error)
+        if orphan.open:
+            orphan.end(error)
 
     @staticmethod
     def _complain() -> None:

@@ -29,12 +29,23 @@ if TYPE_CHECKING:
 class Telemetry:
     """What one client's operations report to."""
 
-    __slots__ = ("_naming", "hooks", "instruments", "policy", "query_text_max_length", "raw", "tracer")
+    __slots__ = (
+        "_naming",
+        "hooks",
+        "instruments",
+        "policy",
+        "query_text_max_length",
+        "raw",
+        "retired",
+        "tracer",
+    )
 
     def __init__(
         self, *, settings: Settings, tracer: Tracer | None, instruments: Instruments | None, policy: str
     ) -> None:
         self.tracer = tracer
+        self.retired = False
+        """The client reports to another one from now on; operations under way end as they began."""
         self.policy = policy
         self.instruments = instruments
         self.query_text_max_length = settings.query_text_max_length

@@ -88,7 +88,7 @@ def listen_to_pool_events(client: Any, state: ClientState, telemetry: Telemetry)
 def stop_listening(client: Any, state: ClientState) -> None:
     """Leaves the client as it was built, also by operations under way that would listen only now."""
     with _changing:
-        state.retired = True
+        state.retire()
         listeners = (state.commands, state.pools)
         events = client._event_listeners
         for registered, enabled in (_COMMANDS, _POOLS):
@@ -98,6 +98,8 @@ def stop_listening(client: Any, state: ClientState) -> None:
             setattr(events, registered, remaining)
             setattr(events, enabled, bool(remaining))
         _publish(client, wanted=events.enabled_for_cmap)
+    if state.commands is not None:
+        state.commands.stop()
 
 
 def _add(events: Any, where: tuple[str, str], listener: Any) -> None:
