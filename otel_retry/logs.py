@@ -7,7 +7,7 @@ import sys
 
 logger = logging.getLogger("otel_retry")
 
-_said: set[str] = set()
+_said: dict[str, object] = {}
 
 
 def warn_once(key: str, message: str, *args: object, exc_info: bool = False) -> None:
@@ -16,9 +16,9 @@ def warn_once(key: str, message: str, *args: object, exc_info: bool = False) -> 
     With `exc_info` the fault at hand is shown, and nothing of what it happened upon: most faults happen while an error
     of the application is handled, and the words of a server quote documents.
     """
-    if key in _said:
+    mine = object()
+    if _said.setdefault(key, mine) is not mine:  # one step: of many threads at once, one speaks
         return
-    _said.add(key)
     fault = sys.exception() if exc_info else None
     if fault is None:
         logger.warning(message, *args)

@@ -65,6 +65,7 @@ class OperationTrace:
     """Invariant: after `end` every span that it started is ended, and the ambient context is what it was before."""
 
     __slots__ = (
+        "__weakref__",
         "_attempt_started",
         "_began",
         "_command",

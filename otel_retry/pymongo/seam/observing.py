@@ -53,6 +53,7 @@ class ObservedOperation(OperationExecution):
         telemetry = state.telemetry
         if telemetry is None or not (telemetry.awake or telemetry.wakes()):
             return None
+        trace = None
         try:
             trace = telemetry.start(
                 self.otr_names(telemetry), transaction_context(self._session), self._operation_id
@@ -60,6 +61,8 @@ class ObservedOperation(OperationExecution):
             if state.commands is None and trace is not None and trace.span is not None:
                 self.otr_first_seen(state, telemetry, trace)
         except Exception:
+            if trace is not None:
+                trace.end(None)
             warn_once(
                 "start", "otel_retry failed to start a span; the operation goes on without", exc_info=True
             )
