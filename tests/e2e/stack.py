@@ -118,18 +118,19 @@ class Jaeger:
 class Prometheus:
     """Prometheus' query API, as Grafana uses it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, timeout: float = 30.0) -> None:
         self.url = url
+        self._timeout = timeout
 
     def query(self, expression: str, *, at: float | None = None) -> list[dict[str, Any]]:
         """The series of an instant query, each with `metric` (its labels) and `value`."""
         return self._ask("query", query=expression, **({} if at is None else {"time": at}))["result"]
 
     def query_range(
-        self, expression: str, *, seconds: float = 300.0, step: float = 5.0
+        self, expression: str, *, seconds: float = 300.0, step: float = 5.0, until: float | None = None
     ) -> list[dict[str, Any]]:
-        now = time.time()
-        return self._ask("query_range", query=expression, start=now - seconds, end=now, step=step)["result"]
+        end = time.time() if until is None else until
+        return self._ask("query_range", query=expression, start=end - seconds, end=end, step=step)["result"]
 
     def value(self, expression: str) -> float:
         """The only value of an expression; 0 where it has none."""
@@ -156,7 +157,7 @@ class Prometheus:
         # Long expressions do not fit into an address; alerts and rules take no POST.
         url, data = f"{self.url}/api/v1/{what}", body or None
         try:
-            return _get(url, data)["data"]
+            return _get(url, data, timeout=self._timeout)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"Prometheus refuses {parameters}: {error.read().decode()}") from error
 
@@ -292,8 +293,8 @@ def _port_variables(ports: Mapping[str, int]) -> dict[str, str]:
     return {f"{name}_PORT": str(port) for name, port in ports.items() if name != "PROMETHEUS"}
 
 
-def _get(url: str, data: bytes | None = None) -> Any:
-    with urllib.request.urlopen(url, data, timeout=30.0) as response:
+def _get(url: str, data: bytes | None = None, *, timeout: float = 30.0) -> Any:
+    with urllib.request.urlopen(url, data, timeout=timeout) as response:
         return json.load(response)
 
 
