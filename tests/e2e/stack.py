@@ -14,6 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Self
 
 from scripts import backends
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
 FILES = backends.ROOT / "examples" / "stack"
 
-# How long the Collector thinks about a trace (decision_wait in collector.yaml), and how long its batches may wait.
+# How long the Collector thinks about a trace (decision_wait in collector.yaml), and what a busy machine may add to it.
 DECISION_SECONDS = 10.0
-ARRIVAL_SECONDS = DECISION_SECONDS + 20.0
+ARRIVAL_SECONDS = DECISION_SECONDS + 80.0
+# So long must nothing new have come for a test to believe that it was all.
+SETTLED_SECONDS = 5.0
 
 # ${env:NAME:-default}, as the Collector and Jaeger read it.
 REFERENCE = re.compile(r"\$\{env:(?P<name>[A-Z0-9_]+):-(?P<default>[^}]*)\}")
@@ -246,7 +249,7 @@ class Backends:
 
         def arrived() -> bool:
             found.clear()
-            with contextlib.suppress(urllib.error.URLError):
+            with contextlib.suppress(OSError, HTTPException):
                 found.update(self.jaeger.search(service))
             return wanted <= found.keys()
 
@@ -254,6 +257,19 @@ class Backends:
             arrived, f"some of {len(wanted)} traces of {service} are not in Jaeger", timeout=timeout
         )
         return found
+
+    def wait_until_settled(self, service: str) -> None:
+        """Until Jaeger gets no more spans of the service: what was decided together travels in several batches."""
+        had, since = -1, time.monotonic()
+
+        def settled() -> bool:
+            nonlocal had, since
+            has = sum(len(trace["spans"]) for trace in self.jaeger.search(service).values())
+            if has != had:
+                had, since = has, time.monotonic()
+            return time.monotonic() - since > SETTLED_SECONDS
+
+        self.wait_until(settled, f"the spans of {service} do not come to an end")
 
     def _collector(
         self, name: str, file: Path, ports: Mapping[str, int], addresses: Mapping[str, str] | None = None
