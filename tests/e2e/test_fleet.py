@@ -1,4 +1,6 @@
-"""A small fleet: what the recording rules say is what the raw series say."""
+"""A small fleet: the fleet dashboard has an answer to everything, and the same one without the recording rules, so that
+what tests/e2e/fleet.py compares is comparable.
+"""
 
 from __future__ import annotations
 
