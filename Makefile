@@ -9,7 +9,7 @@ ARGS ?=
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit lint format matrix conformance dashboards e2e mutants clean
+.PHONY: help install demo test unit lint format matrix conformance dashboards e2e pictures mutants clean
 
 help:  ## what can be done
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -73,7 +73,15 @@ dashboards: $(STAMP)  ## build the Grafana dashboards anew
 
 e2e: $(STAMP)  ## on real Jaeger, Collector and Prometheus; builds them first, which takes Go and a while
 	$(PY) scripts/backends.py
-	OTEL_RETRY_REQUIRE_BACKENDS=1 $(PY) -m pytest tests/e2e $(ARGS)
+	OTEL_RETRY_REQUIRE_BACKENDS=1 $(PY) -m pytest tests/e2e -n 2 --dist loadfile --timeout 900 $(ARGS)
+
+pictures: $(STAMP) demo  ## draw docs/images anew: an end-to-end run, and the demo's report in Chromium
+	$(PY) scripts/backends.py
+	OTEL_RETRY_REQUIRE_BACKENDS=1 OTEL_RETRY_PICTURES=docs/images $(PY) -m pytest -n 2 --dist loadfile --timeout 900 \
+		tests/e2e/test_dashboards.py tests/e2e/test_traces.py $(ARGS)
+	chromium-headless-shell --no-sandbox --disable-gpu --hide-scrollbars --window-size=960,2150 \
+		--screenshot=docs/images/demo-report.png file://$(CURDIR)/.cache/demo.html
+	$(PY) -m otel_retry.dashboards.build
 
 mutants: $(STAMP)  ## break each rule once and see a test go red
 	$(PY) scripts/mutants.py $(ARGS)
