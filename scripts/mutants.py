@@ -212,6 +212,13 @@ MUTANTS = (
         "        pass",
         "tests/spec/test_pymongo_defects.py",
     ),
+    Mutant(
+        "a bulk write that has begun no command is not marked as one under way",
+        "pymongo/seam/operation.py",
+        'if getattr(self._bulk, "current_run", self._bulk) is not None:',
+        "if True:",
+        "tests/chaos/test_defects_found.py",
+    ),
 )
 
 

@@ -330,7 +330,9 @@ class RetriedOperation(OperationExecution):
         self._attempt_number = machine.total_retries if machine is not None else 1
         self._retrying = True
         if self._bulk is not None:
-            self._bulk.retrying = True  # or the batch would be skipped
+            if getattr(self._bulk, "current_run", self._bulk) is not None:
+                self._bulk.retrying = True  # or the batch would be skipped
+            # Otherwise no command was begun, and a flag of a retry would make PyMongo stop after the first of them.
             self._retrying = False
             forget_stale_error(self._func)
         forget_index_names(self._func)
