@@ -95,9 +95,7 @@ class Cluster:
         for node in range(NODES):
             with contextlib.suppress(PyMongoError, mongod.MongodError):
                 hello = self.ask(node, {"hello": 1})
-                roles.append(
-                    "primary" if hello.get("isWritablePrimary") else bool(hello.get("secondary"))
-                )
+                roles.append("primary" if hello.get("isWritablePrimary") else bool(hello.get("secondary")))
         return sorted(map(str, roles)) == ["True", "True", "primary"]
 
     def trouble(self, kind: str, number: int, seconds: float, wait: Callable[[float], Any]) -> bool:

@@ -134,10 +134,10 @@ def _network(chance: random.Random, at: float) -> Fault:
 
 
 _TRACKS: tuple[tuple[Callable[[random.Random, float], Fault], tuple[float, float]], ...] = (
-    (_process, (4.0, 8.0)),
-    (_failpoint, (0.3, 2.0)),
-    (_network, (0.3, 1.5)),
-    (_network, (0.3, 2.5)),
+    (_process, (6.0, 12.0)),
+    (_failpoint, (1.0, 4.0)),
+    (_network, (0.5, 3.0)),
+    (_network, (1.0, 5.0)),
 )
 """What makes a track's faults, and the range of the calm between two of them."""
 
@@ -221,9 +221,7 @@ class Injector:
         if fault.data is not None:
             return self._failpoint(fault, nodes)
         for node in nodes:
-            self._cluster.proxies.ask(
-                fault=fault.kind, node=node, seconds=fault.seconds, share=fault.share
-            )
+            self._cluster.proxies.ask(fault=fault.kind, node=node, seconds=fault.seconds, share=fault.share)
         self._over.wait(fault.seconds)
         return True
 

@@ -14,8 +14,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MEGABYTE = 1 << 20
 _BLOCKS = 5
 _FEWEST_SAMPLES = 40
-_GROWTH = 0.10
-_SLACK = 24.0
+_GROWTH = 0.05
+_SLACK = 8.0
 """Megabytes: pools, sessions and the allocator's arenas come and go with the faults."""
 
 
@@ -29,7 +29,7 @@ class Sample:
 def sample() -> Sample:
     return Sample(
         threads=threading.active_count(),
-        descriptors=len(os.listdir("/proc/self/fd")),
+        descriptors=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         megabytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE / _MEGABYTE,
     )
 
@@ -72,9 +72,7 @@ def judge_memory(megabytes: list[float]) -> list[str]:
     if len(megabytes) < _FEWEST_SAMPLES:
         return []
     size = len(megabytes) // _BLOCKS
-    blocks = [
-        statistics.median(megabytes[start : start + size]) for start in range(0, size * _BLOCKS, size)
-    ]
+    blocks = [statistics.median(megabytes[start : start + size]) for start in range(0, size * _BLOCKS, size)]
     early, late = min(blocks[1:3]), min(blocks[-2:])
     if late > early * (1 + _GROWTH) + _SLACK:
         return [f"memory grew: {', '.join(f'{block:.0f}' for block in blocks)} MB"]

@@ -101,9 +101,7 @@ class Scene:
     def _cast(self, *, is_async: bool) -> Clients:
         """The clients of one driver, with their workers and their consumer."""
         plan = self.plan
-        clients = Clients(
-            self.cluster.uri, is_async=is_async, policy=plan.policy, telemetry=self.telemetry
-        )
+        clients = Clients(self.cluster.uri, is_async=is_async, policy=plan.policy, telemetry=self.telemetry)
         self._budgets += [
             bucket for client in clients.all if (bucket := otel_retry.budget(client)) is not None
         ]

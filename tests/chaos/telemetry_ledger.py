@@ -241,9 +241,7 @@ def judge(
             reported.retry_spans,
             reported.retries_by_metric,
         )
-    complaints = [
-        f"{rule}: {left} and {right}" for rule, (left, right) in equal.items() if left != right
-    ]
+    complaints = [f"{rule}: {left} and {right}" for rule, (left, right) in equal.items() if left != right]
     return complaints + (judge_budgets(reported) if decides else [])
 
 

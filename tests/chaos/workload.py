@@ -68,7 +68,7 @@ class Clients:
         shared: dict[str, Any] = {
             "appname": APP_NAME,
             "w": "majority",
-            "heartbeatFrequencyMS": 500,
+            "heartbeatFrequencyMS": 1000,
             "serverSelectionTimeoutMS": 5000,
             "connectTimeoutMS": 1000,
             "event_listeners": [telemetry.commands],
@@ -249,7 +249,9 @@ class Worker:
     async def find_and_modify(self) -> None:
         with self.streams["modify"].write() as number:
             found = await resolve(
-                self._database.counters.find_one_and_update(*self._shelf("modify", number), return_document=True)
+                self._database.counters.find_one_and_update(
+                    *self._shelf("modify", number), return_document=True
+                )
             )
             # The answer of a retry is that of the first execution.
             self._findings.check(
@@ -496,4 +498,6 @@ def prepare(uri: str, workers: list[Worker]) -> None:
         for name in ("writes", "events"):
             database.create_collection(name)
         # The first upload makes the indexes, so that those of the workers need not.
-        GridFSBucket(database, chunk_size_bytes=CHUNK).upload_from_stream("first", io.BytesIO(content("first")))
+        GridFSBucket(database, chunk_size_bytes=CHUNK).upload_from_stream(
+            "first", io.BytesIO(content("first"))
+        )
