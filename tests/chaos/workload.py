@@ -214,7 +214,10 @@ class Worker:
         books, start = self._chance.choice(self._books), self._chance.randrange(BOOKS // 2)
         cursor = books.find({"_id": {"$gte": start}}, {"_id": 1}, batch_size=8, sort=[("_id", 1)], limit=160)
         found = [each["_id"] for each in await listed(cursor)]
-        self._findings.check(found == list(range(start, start + 160)), f"a cursor from {start} gave {found}")
+        expected = list(range(start, start + 160))
+        self._findings.check(
+            found == expected, f"a cursor of {len(expected)} lacks {sorted(set(expected).difference(found))}"
+        )
 
     async def aggregate(self) -> None:
         cursor = await resolve(
@@ -400,8 +403,8 @@ JOBS: tuple[tuple[Callable[[Worker], Awaitable[None]], int], ...] = (
     (Worker.insert_many, 8),
     (Worker.bulk, 16),
     (Worker.bulk_with_many, 5),
-    (Worker.set_many, 8),
-    (Worker.inc_many, 6),
+    (Worker.set_many, 12),
+    (Worker.inc_many, 12),
     (Worker.transfer, 8),
     (Worker.with_transaction, 8),
     (Worker.upload, 3),
