@@ -114,11 +114,11 @@ def _failpoint(chance: random.Random, at: float) -> Fault:
 
 # Kind, the range of its share, the longest time it lasts. The share of `slow` is seconds of delay.
 _NETWORK: tuple[tuple[str, tuple[float, float], float], ...] = (
-    ("cut_reply", (0.02, 0.3), 2.5),
-    ("cut_reply", (0.02, 0.3), 2.5),
-    ("cut_reply", (0.02, 0.3), 2.5),
-    ("torn_reply", (0.02, 0.2), 2.0),
-    ("cut_request", (0.02, 0.2), 2.0),
+    ("cut_reply", (0.1, 0.6), 3.0),
+    ("cut_reply", (0.1, 0.6), 3.0),
+    ("cut_reply", (0.1, 0.6), 3.0),
+    ("torn_reply", (0.1, 0.5), 2.0),
+    ("cut_request", (0.1, 0.4), 2.0),
     ("reset", (1.0, 1.0), 0.1),
     ("stall", (1.0, 1.0), 2.5),
     ("slow", (0.005, 0.05), 2.0),
@@ -129,7 +129,7 @@ _NETWORK: tuple[tuple[str, tuple[float, float], float], ...] = (
 
 def _network(chance: random.Random, at: float) -> Fault:
     kind, shares, longest = chance.choice(_NETWORK)
-    on = chance.choice(["primary", "primary", "0", "1", "2"])
+    on = chance.choice(["primary", "primary", "primary", "0", "1", "2"])
     return Fault(at, kind, on, chance.uniform(0.1, longest), chance.uniform(*shares))
 
 

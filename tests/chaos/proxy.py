@@ -30,6 +30,11 @@ _HEADER = struct.Struct("<iiii")
 # Where the first key of a command begins: header, flagBits, section kind, the document's size, the key's type.
 _NAME = 16 + 4 + 1 + 4 + 1
 _FRAGMENT_SECONDS = 0.01
+_WRITES = tuple(
+    f"{name}\0".encode() for name in ("insert", "update", "delete", "findAndModify", "commitTransaction")
+)
+_OTHERS = 0.2
+"""How much less often a cut hits a command that is none of the above."""
 _RESET = struct.pack("ii", 1, 0)
 
 LASTING = ("stall", "slow", "fragment", "cut_reply", "torn_reply", "cut_request", "refuse")
@@ -60,12 +65,14 @@ class Link:
     def request(self, message: bytes) -> None:
         door = self.door
         if door.troubled and _is_command(message):
-            if door.strikes("cut_request"):
+            # Most commands are reads, and it is the writes that must not be lost or doubled.
+            scale = 1.0 if message.startswith(_WRITES, _NAME) else _OTHERS
+            if door.strikes("cut_request", scale):
                 self._to_server(message[: len(message) // 2])
                 self.reset()
                 return
             for fault in ("cut_reply", "torn_reply"):
-                if door.strikes(fault):
+                if door.strikes(fault, scale):
                     self.doomed[_HEADER.unpack_from(message)[1]] = fault
                     break
         self._send("server", message)
@@ -207,8 +214,8 @@ class Door:
     def active(self, fault: str) -> bool:
         return self._until.get(fault, 0.0) > self.loop.time()
 
-    def strikes(self, fault: str) -> bool:
-        if not self.active(fault) or self._chance.random() >= self._share[fault]:
+    def strikes(self, fault: str, scale: float = 1.0) -> bool:
+        if not self.active(fault) or self._chance.random() >= self._share[fault] * scale:
             return False
         self.done[fault] += 1
         return True

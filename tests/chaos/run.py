@@ -17,7 +17,7 @@ from pymongo.write_concern import WriteConcern
 import otel_retry
 from tests.chaos import ledger, reading, telemetry_ledger
 from tests.chaos.cluster import Cluster
-from tests.chaos.faults import Injector, schedule
+from tests.chaos.faults import APP_NAME, WRITES, Injector, schedule
 from tests.chaos.resources import Resources, sample
 from tests.chaos.telemetry_ledger import Telemetry
 from tests.chaos.workload import DATABASE, LAST, Clients, Consumer, Findings, Worker, finish, prepare
@@ -227,6 +227,7 @@ class Scene:
         with MongoClient(self.cluster.deployment.uri) as client:
             events = client[DATABASE].get_collection("events", write_concern=WriteConcern("majority"))
             self._wait_for_workers(deadline)
+            self._wait_for_late_writes(client, deadline)
             events.insert_one({"s": LAST})
         for driver in drivers:
             driver.join(max(0.0, deadline - time.monotonic()))
@@ -240,6 +241,18 @@ class Scene:
         while any(not worker.done for worker in self.workers) and time.monotonic() < deadline:
             time.sleep(0.05)
         self.stuck += [f"{worker.name} is stuck" for worker in self.workers if not worker.done]
+
+    def _wait_for_late_writes(self, client: Any, deadline: float) -> None:
+        """What a client gave up on may still be under way on the server, and must not come after the last event."""
+        asked = {"currentOp": 1, "appName": APP_NAME, "active": True}
+        while time.monotonic() < deadline:
+            commands = [
+                next(iter(each.get("command") or {"": 0})) for each in client.admin.command(asked)["inprog"]
+            ]
+            if not any(command in WRITES or command == "commitTransaction" for command in commands):
+                return
+            time.sleep(0.1)
+        self.stuck.append("writes are under way on the server though all clients have given up")
 
     # The verdict.
 

@@ -235,13 +235,13 @@ def judge(
         "operations that left another context": (changed_context, 0),
         "events with tokens out of range": (reported.tokens_out_of_range, 0),
     }
-    if not reported.cancelled:
-        # A cancelled operation may have decided on an attempt that it never began.
-        equal["attempts after the first by span = retries by metric"] = (
-            reported.retry_spans,
-            reported.retries_by_metric,
-        )
     complaints = [f"{rule}: {left} and {right}" for rule, (left, right) in equal.items() if left != right]
+    # A cancelled operation may have decided on an attempt that it never began.
+    if not 0 <= reported.retries_by_metric - reported.retry_spans <= reported.cancelled:
+        complaints.append(
+            "attempts after the first by span = retries by metric: "
+            f"{reported.retry_spans} and {reported.retries_by_metric}, {reported.cancelled} cancelled"
+        )
     return complaints + (judge_budgets(reported) if decides else [])
 
 
