@@ -219,6 +219,13 @@ MUTANTS = (
         "if True:",
         "tests/chaos/test_defects_found.py",
     ),
+    Mutant(
+        "an insert of a bulk write does not count as one that recognises its own document",
+        "pymongo/seam/operation.py",
+        "single = len(statements) == 1 and self._bulk is None",
+        "single = len(statements) == 1",
+        "tests/chaos/test_defects_found.py",
+    ),
 )
 
 

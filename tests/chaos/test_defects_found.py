@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import pymongo
 import pytest
+from bson import ObjectId
 from pymongo import InsertOne, MongoClient, UpdateOne
+from pymongo.errors import AutoReconnect
 from pymongo.monitoring import ConnectionPoolListener
 
+import otel_retry
+from otel_retry import IdempotenceAware, mongod
+from otel_retry.policies import BackpressurePolicy
 from tests.fakes.proxy import Proxy
-from tests.flavours import resolve
+from tests.flavours import listed, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from otel_retry.mongod import Deployment
     from tests.flavours import Flavour
 
 shows_the_defect = pytest.mark.skipif(
@@ -48,7 +52,7 @@ class RefusesTheFirst(ConnectionPoolListener):
 
 
 @pytest.fixture
-def proxy(deployment: Deployment) -> Iterator[Proxy]:
+def proxy(deployment: mongod.Deployment) -> Iterator[Proxy]:
     with MongoClient(deployment.uri) as client:
         client.admin.command("ping")
         address = client.address
@@ -67,7 +71,13 @@ class TestBulkWriteWhoseFirstAttemptGotNoConnection:
     )
 
     async def written(
-        self, mongo: Flavour, deployment: Deployment, proxy: Proxy, database_name: str, *, ordered: bool
+        self,
+        mongo: Flavour,
+        deployment: mongod.Deployment,
+        proxy: Proxy,
+        database_name: str,
+        *,
+        ordered: bool,
     ) -> list[dict[str, Any]]:
         """What is there after the bulk write was acknowledged."""
         # Polling: no second connection of the monitor can be refused in the place of the pool's.
@@ -83,7 +93,7 @@ class TestBulkWriteWhoseFirstAttemptGotNoConnection:
     async def test_sends_every_statement(
         self,
         mongo: Flavour,
-        deployment: Deployment,
+        deployment: mongod.Deployment,
         proxy: Proxy,
         instrument: Callable[..., None],
         database_name: str,
@@ -101,7 +111,7 @@ class TestBulkWriteWhoseFirstAttemptGotNoConnection:
     async def test_pymongo_forgets_all_but_the_first_run(
         self,
         mongo: Flavour,
-        deployment: Deployment,
+        deployment: mongod.Deployment,
         proxy: Proxy,
         database_name: str,
         monkeypatch: pytest.MonkeyPatch,
@@ -110,3 +120,32 @@ class TestBulkWriteWhoseFirstAttemptGotNoConnection:
         monkeypatch.setattr("random.random", lambda: 0.0)
         found = await self.written(mongo, deployment, proxy, database_name, ordered=ordered)
         assert found != [{"_id": 1, "n": 1}, {"_id": 2, "n": 5}]
+
+
+@pytest.fixture(scope="module")
+def standalone() -> Iterator[mongod.Deployment]:
+    """No replica set, so no txnNumber: as PyMongo sees a node for a moment when somebody else's error made it unknown."""
+    with mongod.start(standalone=True) as started:
+        yield started
+
+
+async def test_an_insert_of_a_bulk_write_is_not_taken_for_one_that_recognises_its_own_document(
+    mongo: Flavour, standalone: mongod.Deployment, instrument: Callable[..., None], delays: list[float]
+) -> None:
+    """Without a txnNumber a repeated insert_one that meets its own document has succeeded, and says so. A bulk write
+    gets the same answer as an error of a statement, which nobody can take back: it must not be repeated.
+    """
+    instrument(IdempotenceAware(BackpressurePolicy()))
+    first, second = ObjectId(), ObjectId()
+    node = standalone.nodes[0]
+    with Proxy((node.host, node.port)) as proxy:
+        items = mongo.client(proxy.uri)[f"{mongo.name}_bulk"].items
+        proxy.cut_reply("insert")
+        with pytest.raises(AutoReconnect) as raised:
+            await resolve(items.bulk_write([InsertOne({"_id": first})]))
+        assert len(otel_retry.attempts(raised.value)) == 1
+        proxy.cut_reply("insert")
+        await resolve(items.insert_one({"_id": second}))
+        assert proxy.pending == 0
+        assert [each["_id"] for each in await listed(items.find(sort=[("_id", 1)]))] == [first, second]
+        await mongo.close()

@@ -273,7 +273,9 @@ class RetriedOperation(OperationExecution):
         if self._retryable or self.otr_kind() is not OperationKind.WRITE:
             return None
         statements = statements_of(self._func, self._bulk, self.otr_name())
-        return is_idempotent(statements) or (len(statements) == 1 and self.otr_recognisable(statements[0]))
+        # In a bulk write a duplicate is an error of a statement, which PyMongo raises when we are done: not to be mended.
+        single = len(statements) == 1 and self._bulk is None
+        return is_idempotent(statements) or (single and self.otr_recognisable(statements[0]))
 
     @staticmethod
     def otr_recognisable(statement: Statement) -> bool:
