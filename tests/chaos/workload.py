@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gridfs import AsyncGridFSBucket, GridFSBucket
 from pymongo import AsyncMongoClient, DeleteOne, InsertOne, MongoClient, ReadPreference, UpdateMany, UpdateOne
-from pymongo.errors import PyMongoError
+from pymongo.errors import BulkWriteError, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
@@ -117,7 +117,13 @@ class Findings:
 
 def complaint_about(error: PyMongoError) -> str | None:
     """An error that leaves the engine carries its attempts, and each names its server, where there was one."""
+    if "E11000" in str(error):
+        return f"{type(error).__name__}: a write met its own document: {str(error)[:300]}"
     history = otel_retry.attempts(error)
+    if not history and isinstance(error, BulkWriteError):
+        return (
+            None  # of single statements: PyMongo makes it when the operation has ended, of several commands
+        )
     if not history:
         return f"{type(error).__name__} carries no attempts: {str(error)[:300]}"
     for attempt in history:
