@@ -80,6 +80,8 @@ class Scene:
         self.cluster = cluster
         self.resources = Resources()
         cluster.attend()
+        # A client's bulk write needs MongoDB 8.0.
+        self._client_bulk_writes = cluster.ask(0, {"hello": 1})["maxWireVersion"] >= 25
         self.telemetry = Telemetry()
         self.findings = Findings()
         self.begin = threading.Event()
@@ -118,6 +120,7 @@ class Scene:
                     begin=self.begin,
                     over=self.over,
                     decides=plan.decides,
+                    client_bulk_writes=self._client_bulk_writes,
                 )
             )
         self.consumers.append(

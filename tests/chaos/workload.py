@@ -146,6 +146,7 @@ class Worker:
         begin: threading.Event,
         over: threading.Event,
         decides: bool,
+        client_bulk_writes: bool,
     ) -> None:
         self.name = name
         self.is_async = clients.is_async
@@ -167,8 +168,9 @@ class Worker:
             for kind in STREAMS
         }
         self.done = False
-        self._jobs = [job for job, _ in JOBS]
-        self._weights = list(itertools.accumulate(weight for _, weight in JOBS))
+        jobs = [*JOBS, (Worker.client_bulk, 10)] if client_bulk_writes else JOBS
+        self._jobs = [job for job, _ in jobs]
+        self._weights = list(itertools.accumulate(weight for _, weight in jobs))
 
     async def run(self) -> None:
         """Until the run is over; an operation that has begun is brought to its end."""
@@ -315,6 +317,11 @@ class Worker:
             ]
             await resolve(self._database.counters.bulk_write(statements, ordered=self._chance.random() < 0.5))
 
+    async def client_bulk(self) -> None:
+        with self.streams["client_bulk"].write() as number:
+            statements = [InsertOne(self._entry("client_bulk", number), namespace=f"{DATABASE}.writes")]
+            await resolve(self._client.bulk_write(statements))
+
     async def set_many(self) -> None:
         """Idempotent: IdempotenceAware repeats it after a lost answer."""
         stream = self.streams["set_many"]
@@ -390,7 +397,7 @@ COUNTED = ("inc", "modify", "bulk_inc")
 COUNTED_MANY = ("set_many", "inc_many", "bulk_many")
 STREAMS = (
     *("insert", "event", "insert_many", "transfer", "with_transaction"),
-    *("bulk_insert", "bulk_last", "delete", "file"),
+    *("bulk_insert", "bulk_last", "client_bulk", "delete", "file"),
     *COUNTED,
     *COUNTED_MANY,
 )
