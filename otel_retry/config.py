@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _STATEMENT_LENGTH = 1024
 
+ALL, RETRIED = "all", "retried"
+
 
 class SettingError(ValueError):
     """A setting has a value that it cannot take. The message says which, what, and what is possible."""
@@ -68,6 +70,14 @@ def parse_length(value: object) -> int:
     return number
 
 
+def parse_attempt_spans(value: object) -> str:
+    """Which attempts have spans."""
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word not in {ALL, RETRIED}:
+        raise SettingError(f"it takes {ALL} or {RETRIED}")
+    return word
+
+
 def parse_hook(value: object) -> Hook:
     if not callable(value):
         raise SettingError("it takes a function of a span and a PyMongo event")
@@ -105,6 +115,12 @@ class Settings:
         default=True,
     )
     metrics: bool = setting("OTEL_RETRY_METRICS", parse_bool, "metrics", default=True)
+    attempt_spans: str = setting(
+        "OTEL_RETRY_ATTEMPT_SPANS",
+        parse_attempt_spans,
+        "`all`: a span for each attempt; `retried`: only where an operation failed or was retried, for a smaller bill",
+        default=ALL,
+    )
     query_text_max_length: int = setting(
         "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH",
         parse_length,

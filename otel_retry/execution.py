@@ -29,12 +29,8 @@ class OperationExecution:
     """When the first attempt of the command at hand began; later ones the machine knows itself."""
     otr_machine: RetryMachine | None
     otr_trace: OperationTrace | None
-
-    @property
-    def otr_decides(self) -> bool:
-        """False: the client is not instrumented, or PyMongo's own loop decides."""
-        state = self.otr_state
-        return state is not None and state.decides
+    otr_decides: bool
+    """False: the client is not instrumented, or PyMongo's own loop decides."""
 
     @abstractmethod
     def otr_facts(self) -> OperationFacts: ...
@@ -53,11 +49,10 @@ class OperationExecution:
             return Raise(error=error, reason=Reason.NOT_RETRYABLE)
 
     def succeeded(self) -> None:
-        machine = self.otr_machine
-        if machine is not None:
-            machine.attempt_succeeded()
-        else:
-            self.otr_deposit_first_success()
+        if self.otr_machine is not None:
+            self.otr_machine.attempt_succeeded()
+        elif self.otr_state is not None and self.otr_state.budget is not None:
+            self.otr_state.budget.deposit_first_success()
 
     def otr_deposit_first_success(self) -> None:
         state = self.otr_state

@@ -6,9 +6,12 @@ A hook that raises is logged, once, and nothing else happens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from otel_retry.logs import warn_once
+
+if TYPE_CHECKING:
+    from otel_retry.config import Settings
 
 Hook = Callable[[Any, Any], None]
 """Called with the command's span and PyMongo's event."""
@@ -23,6 +26,15 @@ class Hooks:
         self._request = request
         self._response = response
         self._failed = failed
+
+    @classmethod
+    def of(cls, settings: Settings) -> Hooks | None:
+        """None: there are none."""
+        given = (settings.request_hook, settings.response_hook, settings.failed_hook)
+        if given == (None, None, None):
+            return None
+        request, response, failed = given
+        return cls(request=request, response=response, failed=failed)
 
     def request(self, span: Any, event: Any) -> None:
         if self._request is not None:

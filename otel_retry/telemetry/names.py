@@ -14,6 +14,10 @@ _OPERATION_NAMES = {
     "dropSearchIndexes": "dropSearchIndex",
 }
 
+Address = tuple[str, int | None]
+CommandKey = tuple[str, str | None, str | None, Address]
+"""A command's name, database and collection, and the server that it goes to."""
+
 MOST_NAMES = 2000
 """Entries kept before all are forgotten: a program with more namespaces than that pays for building them again."""
 
@@ -22,11 +26,12 @@ class OperationNames:
     """All that is the same for every run of one operation on one namespace."""
 
     __slots__ = (
-        "_cache",
         "attributes",
         "collection",
+        "commands",
         "database",
         "metric_namespace",
+        "metrics",
         "operation",
         "summary",
     )
@@ -51,60 +56,64 @@ class OperationNames:
             semconv.DB_OPERATION_SUMMARY: self.summary,
             semconv.RETRY_POLICY: policy,
         }
-        self._cache: dict[Any, dict[str, Any]] = {}
+        self.commands: dict[CommandKey, dict[str, Any]] = {}
+        """What `command_attributes` has built, to be looked up without calling it."""
+        self.metrics: dict[tuple[Address | None, str | None], dict[str, Any]] = {}
+        """What `metric_attributes` has built."""
 
-    def command_attributes(
-        self, command: str, database: str | None, collection: str | None, address: tuple[str, int | None]
-    ) -> dict[str, Any]:
-        """What is the same for every sending of one command to one server; the caller copies it."""
-        key = (command, database, collection, address)
-        found = self._cache.get(key)
-        if found is None:
-            found = self._cache[key] = {
-                semconv.DB_SYSTEM: semconv.MONGODB,
-                semconv.DB_COMMAND: command,
-                **namespace_attributes(database, collection),
-                semconv.DB_QUERY_SUMMARY: summarise(command, database, collection),
-                **server_attributes(address),
-                semconv.NETWORK_TRANSPORT: "unix" if address[1] is None else "tcp",
-            }
-            self._bound()
+    def command_attributes(self, key: CommandKey) -> dict[str, Any]:
+        """What is the same for every sending of one command to one server, if it is a first attempt; the caller
+        copies it.
+        """
+        command, database, collection, address = key
+        if len(self.commands) >= MOST_NAMES:
+            self.commands.clear()
+        found = self.commands[key] = {
+            semconv.DB_SYSTEM: semconv.MONGODB,
+            semconv.DB_COMMAND: command,
+            **namespace_attributes(database, collection),
+            semconv.DB_QUERY_SUMMARY: summarise(command, database, collection),
+            **server_attributes(address),
+            semconv.NETWORK_TRANSPORT: "unix" if address[1] is None else "tcp",
+            semconv.RETRY_ATTEMPT: 1,
+        }
         return found
 
-    def metric_attributes(
-        self, address: tuple[str, int | None] | None, error_type: str | None
-    ) -> dict[str, Any]:
-        key = (address, error_type)
-        found = self._cache.get(key)
-        if found is None:
-            found = {
-                semconv.DB_SYSTEM: semconv.MONGODB,
-                semconv.DB_OPERATION: self.operation,
-                **namespace_attributes(*self.metric_namespace),
-            }
-            if address is not None:
-                found.update(server_attributes(address))
-            if error_type is not None:
-                found[semconv.ERROR_TYPE] = error_type
-            self._cache[key] = found
-            self._bound()
+    def metric_attributes(self, address: Address | None, error_type: str | None) -> dict[str, Any]:
+        if len(self.metrics) >= MOST_NAMES:
+            self.metrics.clear()
+        found = self.metrics[address, error_type] = {
+            semconv.DB_SYSTEM: semconv.MONGODB,
+            semconv.DB_OPERATION: self.operation,
+            **namespace_attributes(*self.metric_namespace),
+            **({} if address is None else server_attributes(address)),
+        }
+        if error_type is not None:
+            found[semconv.ERROR_TYPE] = error_type
         return found
-
-    def _bound(self) -> None:
-        if len(self._cache) > MOST_NAMES:
-            self._cache.clear()
 
 
 class Naming:
     """The cache of names of one client's operations. Metrics tell `most_collections` collections apart."""
 
-    __slots__ = ("_known", "_most_collections", "_namespaces", "_policy")
+    __slots__ = ("_known", "_most_collections", "_namespaces", "_of_collections", "_policy")
 
     def __init__(self, *, policy: str, most_collections: int) -> None:
         self._policy = policy
         self._most_collections = most_collections
         self._known: dict[tuple[str, str | None, str | None], OperationNames] = {}
+        self._of_collections: dict[tuple[str, str], OperationNames] = {}
         self._namespaces: set[tuple[str | None, str | None]] = set()
+
+    def of_collection(self, operation: str, collection: Any) -> OperationNames:
+        """By PyMongo's object, which keeps its full name at hand and has to ask for the parts."""
+        key = (operation, collection.full_name)
+        names = self._of_collections.get(key)
+        if names is None:
+            if len(self._of_collections) >= MOST_NAMES:
+                self._of_collections.clear()
+            names = self._of_collections[key] = self.of(operation, collection.database.name, collection.name)
+        return names
 
     def of(self, operation: str, database: str | None, collection: str | None) -> OperationNames:
         key = (operation, database, collection)
@@ -147,7 +156,7 @@ def namespace_attributes(database: str | None, collection: str | None) -> dict[s
     return found
 
 
-def server_attributes(address: tuple[str, int | None]) -> dict[str, Any]:
+def server_attributes(address: Address) -> dict[str, Any]:
     host, port = address
     found: dict[str, Any] = {semconv.SERVER_ADDRESS: host}
     if port is not None:

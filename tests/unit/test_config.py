@@ -221,7 +221,7 @@ VARIABLES = {item.name: item.metadata["variable"] for item in fields(Settings)}
 
 
 def test_every_setting_is_tested_here_and_explains_itself():
-    assert sorted(VARIABLES) == sorted(["policy", *BOOLEANS, *LENGTHS, *HOOKS, *PROVIDERS])
+    assert sorted(VARIABLES) == sorted(["policy", "attempt_spans", *BOOLEANS, *LENGTHS, *HOOKS, *PROVIDERS])
     for item in fields(Settings):
         assert item.metadata["help"]
         assert callable(item.metadata["parse"])
@@ -266,7 +266,15 @@ def test_a_length_takes_a_whole_number(name, value, meaning):
         assert getattr(load({VARIABLES[name]: value}), name) == meaning
 
 
+@pytest.mark.parametrize("value", ["all", "retried", " Retried "])
+def test_attempt_spans_are_for_all_attempts_or_for_retried_operations(value):
+    assert load().attempt_spans == "all"
+    assert load(attempt_spans=value).attempt_spans == value.strip().lower()
+    assert load({"OTEL_RETRY_ATTEMPT_SPANS": value}).attempt_spans == value.strip().lower()
+
+
 WRONG = [
+    *[("attempt_spans", value, "all or retried") for value in ("none", 1, True, [], "")],
     *[(name, value, "true or false") for name in BOOLEANS for value in ("maybe", "2", 2, [], "")],
     *[
         (name, value, "whole number, 0 or more")

@@ -29,10 +29,11 @@ from otel_retry.drivers import run, run_async
 from otel_retry.events import Failure, OperationKind, Phase, Reason
 from otel_retry.execution import OperationExecution
 from otel_retry.history import attempts
+from otel_retry.logs import warn_once
 from otel_retry.machine import OperationFacts, Raise, Retry, Situation, Step
 from otel_retry.pymongo.classify import classify
 from otel_retry.pymongo.seam import waiting
-from otel_retry.pymongo.seam.listening import listen
+from otel_retry.pymongo.seam.listening import hear_retry, listen
 from otel_retry.pymongo.seam.operation import address_of
 from otel_retry.pymongo.seam.private import apply_timeout, randint, remaining
 from otel_retry.pymongo.seam.transactions import transaction_context
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from otel_retry.clients import ClientRegistry, ClientState
+    from otel_retry.pymongo.seam.listening import RetryHeard
     from otel_retry.pymongo.seam.namespace import Namespace
     from otel_retry.pymongo.seam.shape import Half, Shape
     from otel_retry.telemetry.spans import OperationTrace
@@ -77,6 +79,7 @@ class BypassingOperation(OperationExecution):
         self, *, state: ClientState, client: Any, name: str, kind: OperationKind, session: Any
     ) -> None:
         self.otr_state = state
+        self.otr_decides = state.decides
         self.otr_machine = None
         self.otr_started = self.otr_attempt_started = time.monotonic()
         self._client = client
@@ -87,6 +90,8 @@ class BypassingOperation(OperationExecution):
         self.server: Any = None
         self.deprioritised: list[Any] = []
         self.otr_trace = None
+        self._heard: RetryHeard | None = None
+        """Commands are heard for the sake of this operation, since it is being retried."""
 
     @contextmanager
     def under_way(self, namespace: Namespace) -> Iterator[None]:
@@ -110,16 +115,22 @@ class BypassingOperation(OperationExecution):
 
     def _observe(self, namespace: Namespace) -> OperationTrace | None:
         telemetry = self.otr_state.telemetry
-        if telemetry is None:
+        if telemetry is None or not (telemetry.awake or telemetry.wakes()):
             return None
-        trace = telemetry.start(
-            "runCommand" if self._kind is OperationKind.RUN_COMMAND else self._name,
-            *namespace,
-            parent=transaction_context(self._session),
-            operation_id=_operation_id.get(),
-        )
-        if trace is not None and trace.recording and self.otr_state.commands is None:
-            listen(self._client, self.otr_state, telemetry)
+        name = "runCommand" if self._kind is OperationKind.RUN_COMMAND else self._name
+        try:
+            trace = telemetry.start(
+                telemetry.naming.of(name, *namespace),
+                parent=transaction_context(self._session),
+                operation_id=_operation_id.get(),
+            )
+            if trace is not None and trace.recording and self.otr_state.commands is None:
+                listen(self._client, self.otr_state, telemetry)
+        except Exception:
+            warn_once(
+                "start", "otel_retry failed to start a span; the operation goes on without", exc_info=True
+            )
+            return None
         return trace
 
     def _observed(self, trace: OperationTrace, error: BaseException | None) -> None:
@@ -128,6 +139,8 @@ class BypassingOperation(OperationExecution):
         if isinstance(error, Exception) and not self.otr_decides:
             trace.gave_up(self.otr_failure(error), Reason.NOT_RETRYABLE)
         trace.end(error)
+        if self._heard is not None:
+            self._heard.release(self._client)
 
     def failed(self, error: Exception) -> Step:
         if attempts(error):
@@ -161,6 +174,8 @@ class BypassingOperation(OperationExecution):
         if step.deprioritise and self.server is not None:
             self.deprioritised = [*self.deprioritised, self.server]
         self.server = None
+        if self._heard is None:
+            self._heard = hear_retry(self._client, self.otr_state, self.otr_trace)
         session = self._session
         if session is None or not session.in_transaction:
             return False

@@ -11,38 +11,28 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from pymongo.errors import (
-    BulkWriteError,
-    ClientBulkWriteException,
-    DuplicateKeyError,
-    ServerSelectionTimeoutError,
-)
+from pymongo.errors import DuplicateKeyError, ServerSelectionTimeoutError
 from pymongo.read_preferences import make_read_preference, read_pref_mode_from_name
 
 from otel_retry.drivers import run, run_async
-from otel_retry.events import RETRYABLE_ERROR, Failure, Kind, OperationKind, Phase, Reason
+from otel_retry.events import RETRYABLE_ERROR, Failure, OperationKind, Phase
 from otel_retry.execution import OperationExecution
 from otel_retry.idempotence import insert_is_recognisable, is_idempotent, vouched
-from otel_retry.logs import warn_once
 from otel_retry.machine import OperationFacts, Retry, Situation
 from otel_retry.pymongo.classify import classify
 from otel_retry.pymongo.seam import waiting
 from otel_retry.pymongo.seam.bulk import ObservedBulks, PerCommand
 from otel_retry.pymongo.seam.closures import closure, entered
 from otel_retry.pymongo.seam.ignoring import can_ignore, empty_result
-from otel_retry.pymongo.seam.listening import listen
 from otel_retry.pymongo.seam.namespace import namespace_of
-from otel_retry.pymongo.seam.private import randint, remaining
+from otel_retry.pymongo.seam.observing import ObservedOperation
+from otel_retry.pymongo.seam.private import remaining
 from otel_retry.pymongo.seam.statements import statements_of
-from otel_retry.pymongo.seam.transactions import transaction_context
 
 if TYPE_CHECKING:
     from otel_retry.clients import ClientRegistry, ClientState
     from otel_retry.idempotence import Statement
     from otel_retry.pymongo.seam.shape import Half
-    from otel_retry.telemetry.spans import OperationTrace
-
-_TRANSACTION_ENDS = frozenset({"commitTransaction", "abortTransaction"})
 
 
 class Envelope(Exception):  # noqa: N818 - a carrier, not an error
@@ -53,7 +43,7 @@ class Envelope(Exception):  # noqa: N818 - a carrier, not an error
         self.error = error
 
 
-class RetriedOperation(OperationExecution):
+class RetriedOperation(ObservedOperation):
     """What the synchronous and the asynchronous operation share: everything but the waiting.
 
     It is mixed into PyMongo's class, so the underscored names below are PyMongo's own attributes.
@@ -83,75 +73,13 @@ class RetriedOperation(OperationExecution):
 
     # Class attributes, so that an operation of a client that is not instrumented costs nothing more.
     otr_state: ClientState | None = None
-    otr_trace: OperationTrace | None = None
+    otr_decides = False
     otr_own_address = False
     """The address was set by us, for a retry on the same host, and not by PyMongo for a cursor."""
     otr_scripted: Exception | None = None
     """The error that `otel_retry.testing` raised in the place of the attempt: it counts as one of a server."""
-    otr_pending: tuple[Failure, float] | None = None
-    """Under policy `driver`: the last failure, until it is clear whether another attempt follows."""
 
-    def otr_observe(self, state: ClientState) -> OperationTrace | None:
-        telemetry = state.telemetry
-        if telemetry is None:
-            return None
-        try:
-            database, collection = namespace_of(self._func, self._bulk)
-        except Exception:
-            warn_once("namespace", "otel_retry failed to find an operation's namespace", exc_info=True)
-            database = collection = None
-        trace = telemetry.start(
-            self.otr_display_name(),
-            database,
-            collection,
-            parent=transaction_context(self._session),
-            operation_id=self._operation_id,
-        )
-        if trace is not None and trace.recording and state.commands is None:
-            listen(self._client, state, telemetry)
-            if self._operation_id is None:
-                self._operation_id = trace.operation_id = randint()
-        return trace
-
-    def otr_faulty(self, attempt: Any) -> Any:
-        """The attempt itself, unless a test has scripted failures for this client."""
-        faults = cast("ClientState", self.otr_state).faults
-        return attempt if faults is None else faults.before(attempt, self.otr_name())
-
-    def otr_observed(self, trace: OperationTrace, error: BaseException | None) -> None:
-        server = self._server
-        if server is not None:
-            trace.address = server.description.address
-        if error is not None and self.otr_pending is not None:
-            failure, failed_at = self.otr_pending
-            if failure.kind is Kind.NO_SERVER:
-                reason = Reason.NO_SERVER
-            else:
-                reason = Reason.LIMIT if trace.retries else Reason.NOT_RETRYABLE
-            trace.gave_up(failure, reason, failed_at=failed_at)
-        trace.end(self.otr_failed_in_part() if error is None else error)
-
-    def otr_driver_attempt(self) -> None:
-        """PyMongo's own loop begins an attempt; if one failed before, it was retried."""
-        if self.otr_pending is not None and self.otr_trace is not None:
-            failure, failed_at = self.otr_pending
-            self.otr_pending = None
-            delay = max(0.0, time.perf_counter() - failed_at)
-            self.otr_trace.retrying(failure, delay=delay, tokens=None, failed_at=failed_at)
-
-    def otr_driver_failure(self, error: Exception) -> None:
-        if self.otr_trace is not None:
-            self.otr_pending = (self.otr_failure(error), time.perf_counter())
-
-    def otr_display_name(self) -> str:
-        name = self.otr_name()
-        if self._bulk is not None and name == "insert" and any(kind for kind, _ in self._bulk.ops):
-            return "bulkWrite"  # PyMongo calls every bulk write of a collection an insert
-        if name != "dropDatabase" and self.otr_kind() is OperationKind.RUN_COMMAND:
-            return "runCommand"
-        return name
-
-    def otr_begin(self, bulks: ObservedBulks) -> None:
+    def otr_begin(self, state: ClientState, bulks: ObservedBulks) -> None:
         self.otr_machine = None
         self.otr_unconditional = False
         self.otr_started = self.otr_attempt_started = time.monotonic()
@@ -159,7 +87,6 @@ class RetriedOperation(OperationExecution):
         self.otr_transaction_state = None if session is None else session._transaction.state
         if self._is_read:
             return
-        state = cast("ClientState", self.otr_state)
         if not state.retry_writes and self._retryable and self.otr_kind() is OperationKind.WRITE:
             self._retryable = (
                 False  # not asked for explicitly, under rules that want that: no txnNumber either
@@ -189,46 +116,9 @@ class RetriedOperation(OperationExecution):
             self.otr_deposit_first_success()
         self.otr_command_seen()
 
-    def otr_command_seen(self) -> None:
-        """One command of a bulk write is done, whoever's loop it was."""
-        trace = self.otr_trace
-        if trace is not None:
-            if self._server is not None:
-                trace.address = self._server.description.address
-            trace.command_done()
-
-    def otr_failed_in_part(self) -> Exception | None:
-        """PyMongo raises the errors of single statements when the operation has returned already."""
-        result = closure(self._func, "full_result") if self._bulk is not None else None
-        if not isinstance(result, dict):
-            return None
-        if result.get("error") or result.get("writeErrors") or result.get("writeConcernErrors"):
-            if hasattr(self._bulk, "collection"):
-                return BulkWriteError(result)
-            return ClientBulkWriteException(result, self._bulk.verbose_results)
-        return None
-
     def succeeded(self) -> None:
         if self._bulk is None:  # a bulk write has deposited for each of its commands already
-            super().succeeded()
-
-    def otr_name(self) -> str:
-        name: str = getattr(self._operation, "value", self._operation)
-        if name == "abortTransaction":
-            # PyMongo up to 4.13 gives this name to a commit too.
-            return closure(self._func, "command_name") or name
-        return name
-
-    def otr_kind(self) -> OperationKind:
-        if getattr(self, "_is_run_command", False) or _is_cursor_command(self._func):
-            return OperationKind.RUN_COMMAND
-        if not self._is_read:
-            return (
-                OperationKind.TRANSACTION_END if self.otr_name() in _TRANSACTION_ENDS else OperationKind.WRITE
-            )
-        # An aggregation that ends in $out or $merge takes PyMongo's read path, but it is a write.
-        command = getattr(self._func, "__self__", None)
-        return OperationKind.WRITE if getattr(command, "_performs_write", False) else OperationKind.READ
+            OperationExecution.succeeded(self)
 
     def otr_facts(self) -> OperationFacts:
         state = cast("ClientState", self.otr_state)
@@ -273,7 +163,9 @@ class RetriedOperation(OperationExecution):
         if self._retryable or self.otr_kind() is not OperationKind.WRITE:
             return None
         statements = statements_of(self._func, self._bulk, self.otr_name())
-        return is_idempotent(statements) or (len(statements) == 1 and self.otr_recognisable(statements[0]))
+        # In a bulk write a duplicate is an error of a statement, which PyMongo raises when we are done: not to be mended.
+        single = len(statements) == 1 and self._bulk is None
+        return is_idempotent(statements) or (single and self.otr_recognisable(statements[0]))
 
     @staticmethod
     def otr_recognisable(statement: Statement) -> bool:
@@ -330,7 +222,9 @@ class RetriedOperation(OperationExecution):
         self._attempt_number = machine.total_retries if machine is not None else 1
         self._retrying = True
         if self._bulk is not None:
-            self._bulk.retrying = True  # or the batch would be skipped
+            if getattr(self._bulk, "current_run", self._bulk) is not None:
+                self._bulk.retrying = True  # or the batch would be skipped
+            # Otherwise no command was begun, and a flag of a retry would make PyMongo stop after the first of them.
             self._retrying = False
             forget_stale_error(self._func)
         forget_index_names(self._func)
@@ -338,6 +232,7 @@ class RetriedOperation(OperationExecution):
             self._deprioritized_servers = [*(self._deprioritized_servers or ()), self._server]
         self.otr_aim(step)
         self._server = None
+        self.otr_retry_heard()
         session = self._session
         return session is not None and session.in_transaction and self._restore_transaction(failure)
 
@@ -364,11 +259,6 @@ class RetriedOperation(OperationExecution):
             error = self.otr_machine.error
             if self.otr_machine.retries and error is not None:
                 raise error
-
-
-def _is_cursor_command(func: Any) -> bool:
-    """PyMongo marks only `command` as a generic command."""
-    return getattr(func, "__qualname__", "").endswith("Database.cursor_command.<locals>.inner")
 
 
 def forget_index_names(func: Any) -> None:
@@ -412,23 +302,23 @@ def _sync_class(  # noqa: C901 - a whole class, method by method
             state = self.otr_state = registry.of(self._client)
             if state is None:
                 return base.run(self)
-            trace = self.otr_trace = self.otr_observe(state)
+            self.otr_decides = state.decides
+            trace = self.otr_observe(state)
             if trace is None:
-                return self.otr_run()
-            error: BaseException | None = None
+                return self.otr_run(state)
+            self.otr_trace = trace
             try:
-                return self.otr_run()
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
+                result = self.otr_run(state)
+            except BaseException as error:
                 self.otr_observed(trace, error)
-                del error  # its traceback holds this frame
+                raise
+            self.otr_observed(trace, None)
+            return result
 
-        def otr_run(self) -> Any:
-            if not self.otr_decides:
+        def otr_run(self, state: ClientState) -> Any:
+            if not state.decides:
                 return self.otr_watch(bulks)
-            self.otr_begin(bulks)
+            self.otr_begin(state, bulks)
             try:
                 return base.run(self)
             except Envelope as envelope:
@@ -457,7 +347,9 @@ def _sync_class(  # noqa: C901 - a whole class, method by method
 
         def otr_attempts(self, attempt: Any) -> Any:
             if self.otr_decides:
-                attempt = self.otr_faulty(attempt)
+                faults = self.otr_state.faults  # type: ignore[union-attr] # it decides, so there is one
+                if faults is not None:  # a test has scripted failures for this client
+                    attempt = faults.before(attempt, self.otr_name())
                 try:
                     return run(self, partial(attempt, self), waiting.sleep)
                 except Exception as error:
@@ -487,23 +379,23 @@ def _async_class(  # noqa: C901 - a whole class, method by method
             state = self.otr_state = registry.of(self._client)
             if state is None:
                 return await base.run(self)
-            trace = self.otr_trace = self.otr_observe(state)
+            self.otr_decides = state.decides
+            trace = self.otr_observe(state)
             if trace is None:
-                return await self.otr_run()
-            error: BaseException | None = None
+                return await self.otr_run(state)
+            self.otr_trace = trace
             try:
-                return await self.otr_run()
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
+                result = await self.otr_run(state)
+            except BaseException as error:
                 self.otr_observed(trace, error)
-                del error  # its traceback holds this frame
+                raise
+            self.otr_observed(trace, None)
+            return result
 
-        async def otr_run(self) -> Any:
-            if not self.otr_decides:
+        async def otr_run(self, state: ClientState) -> Any:
+            if not state.decides:
                 return await self.otr_watch(bulks)
-            self.otr_begin(bulks)
+            self.otr_begin(state, bulks)
             try:
                 return await base.run(self)
             except Envelope as envelope:
@@ -532,7 +424,9 @@ def _async_class(  # noqa: C901 - a whole class, method by method
 
         async def otr_attempts(self, attempt: Any) -> Any:
             if self.otr_decides:
-                attempt = self.otr_faulty(attempt)
+                faults = self.otr_state.faults  # type: ignore[union-attr] # it decides, so there is one
+                if faults is not None:  # a test has scripted failures for this client
+                    attempt = faults.before(attempt, self.otr_name())
                 try:
                     return await run_async(self, partial(attempt, self), waiting.sleep_async)
                 except Exception as error:
