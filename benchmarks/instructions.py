@@ -144,17 +144,27 @@ def baseline() -> dict[str, Any]:
 
 
 def other_versions(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Which versions are others than the baseline's. A newer SDK or PyMongo that does more work is no fault of ours, nor
-    is a Python that does the same work with other instructions: then the figures are shown, and judge nothing.
+    """Which versions are others than the baseline's. A newer SDK or PyMongo that does more work is no fault of ours, nor is
+    a Python that does the same work with other instructions: then the figures are shown, and judge nothing.
     """
     found = []
-    for name in ("python", "pymongo", "opentelemetry-api", "opentelemetry-sdk"):
+    for name in ("python", "compiler", "pymongo", "opentelemetry-api", "opentelemetry-sdk"):
         was, is_ = before.get(name, "?"), now.get(name, "?")
         if name == "python":
             was, is_ = was.rpartition(".")[0], is_.rpartition(".")[0]
         if was != is_:
             found.append(f"{name} {is_}, the baseline has {was}")
     return found
+
+
+def least(first: Counts, second: Counts) -> Counts:
+    """By case, the smaller of the two: what disturbs a count only ever adds to it."""
+    return {
+        variant: {
+            case: min(count, second.get(variant, cases).get(case, count)) for case, count in cases.items()
+        }
+        for variant, cases in first.items()
+    }
 
 
 def regressions(now: Counts, before: Counts, tolerance: float = TOLERANCE) -> list[str]:

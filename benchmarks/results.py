@@ -27,7 +27,11 @@ _PEERS = {
 
 def versions() -> dict[str, str]:
     """What counts depend on."""
-    return {"python": platform.python_version(), **environments.versions_in(sys.executable, *_PACKAGES)}
+    return {
+        "python": platform.python_version(),
+        "compiler": platform.python_compiler(),
+        **environments.versions_in(sys.executable, *_PACKAGES),
+    }
 
 
 def machine() -> dict[str, str]:

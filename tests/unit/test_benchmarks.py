@@ -184,6 +184,13 @@ def test_a_machine_on_which_all_costs_more_is_no_regression() -> None:
     assert instructions.regressions(now, COUNTS) == []
 
 
+def test_of_two_counts_the_smaller_one_holds() -> None:
+    once = {"plain": {CASE: 400}, "recording": {CASE: 900}}
+    again = {"plain": {CASE: 410}, "recording": {CASE: 800}}
+    assert instructions.least(once, again) == {"plain": {CASE: 400}, "recording": {CASE: 800}}
+    assert instructions.least(once, {}) == once
+
+
 def test_another_sdk_or_pymongo_judges_nothing_and_another_patch_of_python_does() -> None:
     before = {
         "python": "3.11.7",
