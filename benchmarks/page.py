@@ -121,8 +121,12 @@ def readme(measured: dict[str, Any]) -> str:
         for variant in IN_README
         if variant in found
     ]
+    again = timed["plain_again"]["cpu"]
+    noise = max(abs(again["added"]), again["spread"])
     own = f"plain PyMongo's own: {tables.thousand(plain)} thousand, {timed['plain']['cpu']['median']:,.0f} µs"
-    return tables.markdown([f"one `insert_one` ({own})", "thousand instructions", "µs of CPU"], rows)
+    return tables.markdown(
+        [f"one `insert_one` ({own})", "thousand instructions", f"µs of CPU, noise ± {noise:,.0f}"], rows
+    )
 
 
 def _times(transport: str, flavour: str, workers: int, clock: str) -> Callable[[dict[str, Any]], str]:
