@@ -148,8 +148,7 @@ async def test_the_duration_of_an_operation_is_that_of_its_span(connect, things,
     [point] = rig.points("db.client.operation.duration")
     span = rig.operation()
     assert point.count == 1
-    assert point.sum >= 0.12
-    assert point.sum == pytest.approx((span.end_time - span.start_time) / 1e9, abs=0.03)
+    assert 0.12 <= point.sum <= (span.end_time - span.start_time) / 1e9 + 0.001  # two clocks
 
 
 async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_waits(
@@ -165,7 +164,9 @@ async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_w
 
     measured = sum(point.sum for point in rig.points("mongodb.client.attempt.duration"))
     sent = sum(span.end_time - span.start_time for span in rig.commands) / 1e9
-    assert measured == pytest.approx(sent, abs=0.1)
+    waits = 0.1 + 0.2
+    [whole] = rig.points("db.client.operation.duration")
+    assert sent - 0.001 <= measured <= whole.sum - waits + 0.001  # two clocks
     assert rig.total("mongodb.client.attempt.duration") == 3
     [waits] = rig.points("mongodb.retry.backoff")
     assert waits.sum == pytest.approx(0.3)
