@@ -5,11 +5,14 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PYMONGO_MATRIX := 4.9.2 4.13.2 4.16.0 4.17.0 4.19.0
 ARGS ?=
+# Of `make chaos`: seconds of faults for each seed, and the seed or seeds (3, 1-20).
+DURATION ?= 300
+SEED ?= random
 # The tests wait more than they work, and each worker has servers of its own.
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit lint format matrix conformance dashboards e2e mutants clean
+.PHONY: help install demo test unit lint format matrix conformance chaos dashboards e2e pictures mutants clean
 
 help:  ## what can be done
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -68,12 +71,23 @@ conformance: $(STAMP)  ## MongoDB's OpenTelemetry tests; PyMongo's own suite, wi
 	$(PY) -m tests.conformance.otel_spec
 	$(PY) -m tests.conformance.driver_suite $(if $(PYMONGO),--pymongo $(PYMONGO)) $(ARGS)
 
+chaos: $(STAMP)  ## three nodes, faults by a seed, a verdict: about five minutes (DURATION=60 SEED=1-20)
+	$(PY) -m tests.chaos --seed $(SEED) --duration $(DURATION) $(ARGS)
+
 dashboards: $(STAMP)  ## build the Grafana dashboards anew
 	$(PY) -m otel_retry.dashboards.build $(ARGS)
 
 e2e: $(STAMP)  ## on real Jaeger, Collector and Prometheus; builds them first, which takes Go and a while
 	$(PY) scripts/backends.py
-	OTEL_RETRY_REQUIRE_BACKENDS=1 $(PY) -m pytest tests/e2e $(ARGS)
+	OTEL_RETRY_REQUIRE_BACKENDS=1 $(PY) -m pytest tests/e2e -n 2 --dist loadfile --timeout 900 $(ARGS)
+
+pictures: $(STAMP) demo  ## draw docs/images anew: an end-to-end run, and the demo's report in Chromium
+	$(PY) scripts/backends.py
+	OTEL_RETRY_REQUIRE_BACKENDS=1 OTEL_RETRY_PICTURES=docs/images $(PY) -m pytest -n 2 --dist loadfile --timeout 900 \
+		tests/e2e/test_dashboards.py tests/e2e/test_traces.py $(ARGS)
+	chromium-headless-shell --no-sandbox --disable-gpu --hide-scrollbars --window-size=960,2150 \
+		--screenshot=docs/images/demo-report.png file://$(CURDIR)/.cache/demo.html
+	$(PY) -m otel_retry.dashboards.build
 
 mutants: $(STAMP)  ## break each rule once and see a test go red
 	$(PY) scripts/mutants.py $(ARGS)

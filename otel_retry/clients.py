@@ -6,7 +6,8 @@ a bucket by accident. Nothing here keeps a client alive.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import heapq
 import os
 import random
 import threading
@@ -59,12 +60,12 @@ class ClientState:
         "decides",
         "faults",
         "jitter",
-        "lock",
         "name",
         "number",
         "own",
         "policy",
         "pools",
+        "retired",
         "retried_under_way",
         "retry_reads",
         "retry_writes",
@@ -90,7 +91,7 @@ class ClientState:
             options.retry_writes_explicit or not self.rules.needs_explicit_retry_writes
         )
         self.jitter: Callable[[], float] = _jitter
-        self.lock = threading.Lock()
+        self.retired = False
         self.telemetry: Telemetry | None = None
         self.commands: CommandEvents | None = None
         """The listener, once there was something to listen for."""
@@ -99,6 +100,12 @@ class ClientState:
         """Operations for whose sake the listener is attached, where it is not all the time; guarded by `lock`."""
         self.faults: Faults | None = None
         """Errors to raise in the place of attempts: `otel_retry.testing` puts them here."""
+
+    def retire(self) -> None:
+        """Switched off, or replaced: operations that still hold it go on with it, but listen for nothing new."""
+        self.retired = True
+        if self.telemetry is not None:
+            self.telemetry.retired = True
 
 
 def _jitter() -> float:
@@ -128,7 +135,13 @@ class ClientRegistry:
         self._states: dict[int, ClientState] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._default: Settings | None = None
-        self._departed: deque[tuple[float, ClientState]] = deque(maxlen=_MOST_DEPARTED)
+        self._departed: deque[tuple[float, ClientState]] = deque()
+        self._numbers = 0
+        """How many were ever needed at once."""
+        self._free: list[int] = []
+        """A heap of those among them that nobody has. The garbage collector may return one at any moment: a push or
+        a pop of whole numbers cannot be interrupted.
+        """
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
@@ -147,15 +160,24 @@ class ClientRegistry:
     def __len__(self) -> int:
         return len(self._states)
 
-    def use(self, settings: Settings | None) -> None:
-        """For clients that have no settings of their own, those that exist already included."""
-        self._default = settings
+    def use(self, settings: Settings) -> list[tuple[Any, ClientState]]:
+        """For all clients that have no settings of their own; those that exist already will be seen anew. Answers
+        with these and the states that they had.
+        """
+        with self._lock:  # or an operation in between would adopt its client with the old settings
+            self._default = settings
+            left = [(client, state) for client, state in self.clients() if not state.own]
+            for client, _ in left:
+                self._forget(id(client))
+            return left
 
     def of(self, client: Any) -> ClientState | None:
         state = self._states.get(id(client))
         if state is None and self._default is not None:
             try:
-                return self.adopt(client, self._default)
+                with self._lock:
+                    settings = self._default  # it may be gone by now: `clear` has the lock too
+                    return None if settings is None else self.adopt(client, settings)
             except Exception:
                 warn_once("adopt", "otel_retry cannot instrument a client; it goes without", exc_info=True)
         return state
@@ -177,36 +199,46 @@ class ClientRegistry:
             return state
 
     def _free_number(self) -> int:
-        taken = {state.number for state in self.reporting()}  # a copy: clients may die meanwhile
-        return next(number for number in itertools.count(1) if number not in taken)
+        """The lowest; called with the lock."""
+        self._retire()
+        if self._free:
+            return heapq.heappop(self._free)
+        self._numbers += 1
+        return self._numbers
 
-    def replace(self, client: Any, settings: Settings) -> ClientState:
+    def replace(self, client: Any, settings: Settings) -> ClientState | None:
+        """Settings of its own for one client. Answers with the state that it had."""
         with self._lock:  # or an operation in between would adopt it with the default
+            before = self._states.get(id(client))
             self._forget(id(client))
-            return self.adopt(client, settings, own=True)
-
-    def forget_shared(self) -> None:
-        """All clients that have no settings of their own: they will be seen anew."""
-        for key, state in list(self._states.items()):
-            if not state.own:
-                self._forget(key)
+            self.adopt(client, settings, own=True)
+            return before
 
     def clients(self) -> list[tuple[Any, ClientState]]:
         """Those that are still there."""
         found = [(reference(), self._states.get(key)) for key, reference in list(self._references.items())]
         return [(client, state) for client, state in found if client is not None and state is not None]
 
-    def clear(self) -> None:
-        self._default = None
-        self._states.clear()
-        self._references.clear()
-        self._departed.clear()
+    def clear(self) -> list[tuple[Any, ClientState]]:
+        """Nothing is instrumented any more. Answers with the clients that were, and their states."""
+        with self._lock:
+            left = self.clients()
+            self._default = None
+            for _, state in left:
+                state.retire()
+            self._states.clear()
+            self._references.clear()
+            self._departed.clear()
+            self._free.clear()
+            self._numbers = 0
+            return left
 
     def _died(self, key: int) -> None:
-        state = self._states.get(key)
-        self._forget(key)
+        self._references.pop(key, None)
+        state = self._states.pop(key, None)
         if state is not None:
             self._departed.append((time.monotonic(), state))
+            self._retire()
 
     def reporting(self) -> list[ClientState]:
         """The clients that metrics speak of: those that are there, and for a while those that are gone, or what a
@@ -215,16 +247,28 @@ class ClientRegistry:
         since = time.monotonic() - _REPORTED_AFTER_DEATH
         return [*self.states(), *(state for died, state in list(self._departed) if died >= since)]
 
+    def _retire(self) -> None:
+        """The departed that nobody speaks of any more give their numbers back."""
+        since = time.monotonic() - _REPORTED_AFTER_DEATH
+        with contextlib.suppress(IndexError):  # another thread, or the garbage collector, may be at it too
+            while self._departed[0][0] < since or len(self._departed) > _MOST_DEPARTED:
+                _, state = self._departed.popleft()
+                heapq.heappush(self._free, state.number)
+
     def _forget(self, key: int) -> None:
-        self._states.pop(key, None)
         self._references.pop(key, None)
+        state = self._states.pop(key, None)
+        if state is not None:
+            state.retire()
+            heapq.heappush(self._free, state.number)
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
         for state in list(self._states.values()):
-            state.lock = threading.Lock()
             state.retried_under_way = 0  # those were other threads' operations
             if state.budget is not None:
                 state.budget.renew_lock()
+            if state.commands is not None:
+                state.commands.renew_lock()
             if state.pools is not None:
                 state.pools.renew_lock()

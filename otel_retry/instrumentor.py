@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pymongo
@@ -48,6 +50,17 @@ def _equip(client: Any, state: ClientState, options: ClientOptions) -> None:
 _registry = ClientRegistry(options_of, _equip)
 _hub = TelemetryHub(_registry.reporting)
 _seam = Seam(_registry)
+_switching = threading.RLock()
+"""Held by whoever switches on or off: two at once would take each other's patches for PyMongo's own."""
+
+
+def _after_fork() -> None:
+    global _switching  # noqa: PLW0603 - another thread's hold on it would never end in the child
+    _switching = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def instrument(policy: str | RetryPolicy | None = None, **options: Any) -> None:
@@ -62,17 +75,19 @@ def instrument(policy: str | RetryPolicy | None = None, **options: Any) -> None:
 def instrument_client(client: Any, policy: str | RetryPolicy | None = None, **options: Any) -> None:
     """The same for one client, with settings of its own; works with and without `instrument()`."""
     settings = Settings.load({"policy": policy, **options})
-    _stop_listening(client)
-    _registry.replace(client, settings)
-    _install()
+    with _switching:
+        before = _registry.replace(client, settings)
+        if before is not None:
+            stop_listening(client, before)
+        _install()
 
 
 def uninstrument() -> None:
     """Put PyMongo back as it was found, for all clients. Operations under way end as they began."""
-    _seam.remove()
-    for client, state in _registry.clients():
-        stop_listening(client, state)
-    _registry.clear()
+    with _switching:
+        _seam.remove()
+        for client, state in _registry.clear():
+            stop_listening(client, state)
 
 
 def state_of(client: Any) -> ClientState | None:
@@ -99,21 +114,13 @@ def setup_otlp(service_name: str, *, policy: str | RetryPolicy | None = None, **
 
 def switch_on(settings: Settings) -> None:
     """What `instrument` does once its settings are known."""
-    forget_warnings()
-    if settings.enabled:
-        mute_contrib()
-    for client, state in _registry.clients():
-        if not state.own:
+    with _switching:
+        forget_warnings()
+        if settings.enabled:
+            mute_contrib()
+        for client, state in _registry.use(settings):
             stop_listening(client, state)
-    _registry.forget_shared()
-    _registry.use(settings)
-    _install()
-
-
-def _stop_listening(client: Any) -> None:
-    for known, state in _registry.clients():
-        if known is client:
-            stop_listening(client, state)
+        _install()
 
 
 def _install() -> None:

@@ -19,7 +19,7 @@ The budget is asked last because asking changes it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from otel_retry.events import (
     NO_WRITES_PERFORMED,
@@ -32,7 +32,7 @@ from otel_retry.events import (
     Reason,
 )
 from otel_retry.logs import warn_once
-from otel_retry.policy import RetryContext, RetryDecision, RetryPolicy, Rules
+from otel_retry.policy import RetryContext, RetryDecision, RetryPolicy, Rules, nonsense_in
 from otel_retry.rules import Rule
 
 if TYPE_CHECKING:
@@ -334,7 +334,8 @@ class RetryMachine:
         )
         policy = type(self._policy).__qualname__
         try:
-            decision = cast("object", method_for(self._policy, context)(context))
+            decision = method_for(self._policy, context)(context)
+            nonsense = nonsense_in(decision)
         except Exception:
             warn_once(
                 f"policy raised: {policy}",
@@ -343,12 +344,12 @@ class RetryMachine:
                 exc_info=True,
             )
             return RetryDecision.rethrow()
-        if not isinstance(decision, RetryDecision):
+        if nonsense:
             warn_once(
                 f"policy answered: {policy}",
-                "retry policy %s answered with a %s, not a RetryDecision; it counts as rethrow",
+                "retry policy %s answered with %s; it counts as rethrow",
                 policy,
-                type(decision).__name__,
+                nonsense,
             )
             return RetryDecision.rethrow()
         return decision

@@ -51,6 +51,12 @@ PERSISTENT = Rules(name="persistent", bucket=True, overload_retries=5)
 
 RULES = {rules.name: rules for rules in (BACKPRESSURE, CURRENT, ONCE, PERSISTENT)}
 
+LONGEST_DELAY = 3600.0
+"""Seconds that a policy may ask for: who wants to wait longer has mistaken the unit, and a sleep cannot be taken back."""
+
+_ACTIONS = frozenset({"retry", "try_next_host", "rethrow", "ignore"})
+_READ_PREFERENCES = frozenset({"primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryContext:
@@ -139,6 +145,28 @@ class RetryDecision:
     def ignore(cls) -> RetryDecision:
         """Report success with an empty result."""
         return cls("ignore")
+
+
+def nonsense_in(decision: object) -> str:
+    """What is wrong with a policy's answer, as a sentence without its values; empty: nothing."""
+    if not isinstance(decision, RetryDecision):
+        return f"a {type(decision).__name__}, not a RetryDecision"
+    action: object = decision.action
+    if not isinstance(action, str) or action not in _ACTIONS:
+        return "an action that does not exist"
+    reason: object = decision.reason
+    if not isinstance(reason, Reason):
+        return "a reason that is none of otel_retry.Reason"
+    delay: object = decision.delay
+    if isinstance(delay, bool) or not isinstance(delay, (int, float)):
+        return "a delay that is no number"
+    if not 0 <= delay <= LONGEST_DELAY:  # a NaN is neither
+        return f"a delay that is not between 0 and {LONGEST_DELAY:g} seconds"
+    preference = decision.read_preference
+    named = isinstance(preference, str) and preference in _READ_PREFERENCES
+    if not (preference is None or named or (callable(preference) and hasattr(preference, "mode"))):
+        return "a read preference that is neither one of PyMongo's nor the name of one"
+    return ""
 
 
 class RetryPolicy:

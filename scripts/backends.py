@@ -3,7 +3,8 @@ and the reader of Compose files.
 
 They are built from their released sources, which come from the Go module proxy and are checked against Go's checksum
 database: no binary of somebody else's, nothing installed outside `~/.cache/otel_retry`. A folder's name holds the version and a
-digest of how it was built, so a second run has nothing to do, and a changed recipe builds anew beside the old.
+digest of how it was built, so a second run has nothing to do, and a changed recipe builds anew beside the old. Two runs
+at once do not build the same thing twice: the second waits for the first.
 
     python scripts/backends.py              build what is missing
     python scripts/backends.py --check      say what is missing, build nothing (exit code 1 if anything is)
@@ -13,6 +14,7 @@ digest of how it was built, so a second run has nothing to do, and a changed rec
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -24,6 +26,15 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is built; the tests that import this say what is missing
+    fcntl = None
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 # Shared by all checkouts of a user: these take a while to build.
@@ -35,6 +46,9 @@ MANIFEST = ROOT / "tests" / "e2e" / "collector-manifest.yaml"
 GO_MINIMUM = (1, 26)
 GO_VARIABLE = "GO"
 HOW_TO = "run `python scripts/backends.py` (needs Go 1.26 or later; about 15 minutes the first time)"
+
+# Go says nothing while it compiles; whoever waits wants to know that something goes on.
+PROGRESS_SECONDS = 60.0
 
 # Without symbol tables and paths: half the size, and the same bytes in every checkout.
 _FLAGS = ("-trimpath", "-ldflags=-s -w")
@@ -114,7 +128,7 @@ COMPOSE = Backend(
 BACKENDS = (PROMETHEUS, COLLECTOR, JAEGER, COMPOSE)
 
 
-def missing(backends: tuple[Backend, ...] = BACKENDS) -> list[Backend]:
+def missing(backends: Sequence[Backend] = BACKENDS) -> list[Backend]:
     return [backend for backend in backends if not backend.installed]
 
 
@@ -138,9 +152,21 @@ def find_go() -> Path:
     return Path(found)
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One build at a time in this cache. The system lets go of the lock when its holder ends, however it ends."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another run is building: waiting for it ...", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def install(backend: Backend, go: Path, *, jobs: int) -> None:
     """Build into a temporary folder and rename it: a folder with the right name is always whole."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER, prefix=f".{backend.name}-") as temporary:
         work = Path(temporary)
         output = work / "bin"
@@ -205,19 +231,26 @@ class _Runner:
 
     def program(self, *command: str, cwd: Path, capture: bool = False) -> str:
         nice = ["nice", "-n", "19"] if shutil.which("nice") else []
-        done = subprocess.run(
+        began = time.monotonic()
+        with subprocess.Popen(
             [*nice, *command],
             cwd=cwd,
             env=self._environment,
-            check=False,
             text=True,
             stdout=subprocess.PIPE,
             stderr=None if capture else subprocess.STDOUT,
-        )
-        if done.returncode:
-            tail = "\n".join((done.stdout or "").splitlines()[-30:])
+        ) as process:
+            while True:
+                try:
+                    output, _ = process.communicate(timeout=PROGRESS_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    what = f"{Path(command[0]).name} {command[1]}"
+                    print(f"  {what}: {time.monotonic() - began:.0f} s so far", flush=True)
+        if process.returncode:
+            tail = "\n".join(output.splitlines()[-30:])
             raise BackendsError(f"`{' '.join(command)}` failed:\n{tail}")
-        return done.stdout
+        return output
 
 
 def main() -> int:
@@ -242,17 +275,19 @@ def main() -> int:
         return 1 if absent else 0
     try:
         go = find_go()
-        for backend in absent:
-            print(f"{backend.name} {backend.version}: building, {options.jobs} at once ...", flush=True)
-            began = time.monotonic()
-            install(backend, go, jobs=options.jobs)
-            sizes = ", ".join(
-                f"{name} {backend.path(name).stat().st_size / 1e6:.0f} MB" for name in backend.binaries
-            )
-            print(
-                f"{backend.name} {backend.version}: done in {time.monotonic() - began:.0f} s, {sizes}",
-                flush=True,
-            )
+        with _alone():
+            # What another run has built meanwhile is there.
+            for backend in missing(absent):
+                print(f"{backend.name} {backend.version}: building, {options.jobs} at once ...", flush=True)
+                began = time.monotonic()
+                install(backend, go, jobs=options.jobs)
+                sizes = ", ".join(
+                    f"{name} {backend.path(name).stat().st_size / 1e6:.0f} MB" for name in backend.binaries
+                )
+                print(
+                    f"{backend.name} {backend.version}: done in {time.monotonic() - began:.0f} s, {sizes}",
+                    flush=True,
+                )
     except BackendsError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The page docs/dashboards.md: for each panel what it answers, and its queries. What the panels say themselves is said
+"""The page docs/dashboards.md: for each panel what it answers, its queries and what they returned. What the panels say themselves is said
 there in the same words, since both come from the same place.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_retry.dashboards.panels import WHERE
-from otel_retry.dashboards.plot import picture
+from otel_retry.dashboards.plot import TRACE, picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,17 +45,36 @@ Made for Grafana 11.6 and later, and a Prometheus that receives OTLP with its de
 - *Retried operations in Jaeger*, *Slow operations in Jaeger* and the like, in the menu of a series, search in the service
   chosen as *Service in Jaeger*. *Trace by its id* opens what is in the field *Trace id*: paste it from a log line.
 
-## At a thousand instances
+{trace}## At a thousand instances
 
 The fleet dashboard reads recording rules only: at most one series for each instance and rule. The other two read the raw
 series of the jobs and instances that are chosen: choose a job first. The p99 of each job is the one expensive rule (all
 buckets of all instances); it is in a group of its own that runs once a minute. `promtool tsdb analyze` shows what you have.
+What the queries cost, measured: [scale.md](scale.md#the-fleet-dashboard).
+
+## The pictures
+
+Each picture below is what the panel's own queries returned in the end-to-end tests: a real application that is calm, then
+overloaded until its budget is gone, then meets a primary that is none any more and runs out of connections; real
+Collector, real Prometheus. They are plain plots, not Grafana's. `make pictures` makes them anew.
+"""
+
+_TRACE_TEXT = """\
+## Where a click leads
+
+The links and the dots open a trace like this one, of an operation that was overloaded three times. It is what Jaeger's
+API returned in the end-to-end tests: the operation with one span for each attempt, red what failed, and between them the
+waits.
+
+![A find that was overloaded three times: the request, the operation, four attempts](images/{name})
+
 """
 
 
 def page(boards: Iterable[Board], images: Path) -> str:
     """A picture is shown where there is one: `docs/images/<dashboard>-<panel>.svg`."""
-    parts = [INTRODUCTION]
+    trace = _TRACE_TEXT.format(name=TRACE) if (images / TRACE).is_file() else ""
+    parts = [INTRODUCTION.replace("{trace}", trace)]
     for board in boards:
         parts.append(f"\n## {board.title}\n\n`dashboards/{board.file}`. {board.description}\n")
         for row in board.rows:

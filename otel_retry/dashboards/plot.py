@@ -1,6 +1,7 @@
-"""A panel's query result as an SVG, for docs/dashboards.md: what Prometheus answered, drawn plainly.
+"""Pictures for docs/dashboards.md: what Prometheus answered to a panel's queries, and a trace that Jaeger had, as SVG.
 
-It is no imitation of Grafana: lines over time, or bars for the values of an instant. Standard library only.
+They are no imitation of Grafana or Jaeger: lines over time, bars for the values of an instant, a waterfall. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ _LEFT, _RIGHT, _TOP, _LINE = 64, 12, 34, 16
 _COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#a352cc", "#e02f44", "#8f8f8f", "#b8a100", "#37a2b4")
 _MOST = 8
 
+TRACE = "jaeger-retried-trace.svg"
+"""The file for the picture of a trace."""
+
 Point = tuple[float, float]
 
 
@@ -25,6 +29,18 @@ class Series:
     name: str
     points: tuple[Point, ...]
     unit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A span: times in seconds, `depth` in the tree from 0, a `note` behind its name."""
+
+    name: str
+    note: str
+    depth: int
+    start: float
+    end: float
+    failed: bool
 
 
 def picture(board: str, panel: str) -> str:
@@ -75,7 +91,7 @@ def lines(title: str, series: list[Series]) -> str:
 
 def bars(title: str, series: list[Series]) -> str:
     """The last value of each, as they come; bars of one unit have one scale."""
-    rows = [(each, _finite(each)[-1][1]) for each in series if _finite(each)][: 2 * _MOST]
+    rows = [(each, _finite(each)[-1][1]) for each in series if _finite(each)][: 3 * _MOST]
     tops: dict[str, float] = {}
     for each, value in rows:
         tops[each.unit] = max(tops.get(each.unit, 0.0), _ceiling(value))
@@ -92,6 +108,26 @@ def bars(title: str, series: list[Series]) -> str:
             )
         )
     return _page(title, _TOP + len(rows) * 22 + 10, parts)
+
+
+def waterfall(title: str, spans: list[Bar]) -> str:
+    """One row for each span, as they come; red is what failed."""
+    first, last = min(span.start for span in spans), max(span.end for span in spans)
+    left, room = 330, _WIDTH - 330 - 70
+    parts: list[str] = []
+    for number, span in enumerate(spans):
+        at = _TOP + number * 22
+        x = left + (span.start - first) / ((last - first) or 1.0) * room
+        length = max((span.end - span.start) / ((last - first) or 1.0) * room, 1.5)
+        colour = _COLOURS[4] if span.failed else _COLOURS[2] if span.depth > 1 else _COLOURS[0]
+        parts.extend(
+            (
+                _text(12 + span.depth * 14, at + 13, f"{span.name} {span.note}".strip()),
+                f'<rect x="{x:.1f}" y="{at}" width="{length:.1f}" height="16" rx="2" fill="{colour}"/>',
+                _text(x + length + 5, at + 13, _value(span.end - span.start, "s")),
+            )
+        )
+    return _page(title, _TOP + len(spans) * 22 + 10, parts)
 
 
 def _finite(series: Series) -> list[Point]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ from otel_retry.telemetry.commands import collection_of, is_sensitive
 from otel_retry.telemetry.spans import OperationTrace, inherited_context, inherited_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_retry.telemetry import Telemetry
 
 _orphan: ContextVar[OperationTrace | None] = ContextVar("otel_retry_orphan", default=None)
@@ -29,46 +33,85 @@ class CommandEvents(CommandListener):
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        self._orphans: weakref.WeakValueDictionary[int, OperationTrace] = weakref.WeakValueDictionary()
+        """By identity; weak, since nobody is told of the end of one that is cancelled."""
+        self._stopped = False
+        self._lock = threading.RLock()
+        """Held for commands outside of any operation: whoever switches off ends what others have begun."""
+
+    def renew_lock(self) -> None:
+        """After a fork another thread's hold on the lock would never end."""
+        self._lock = threading.RLock()
+
+    def stop(self) -> None:
+        """No other event will come, or only one that is on its way already."""
+        with self._lock:
+            self._stopped = True
+            for reference in self._orphans.valuerefs():
+                orphan = reference()
+                if orphan is not None and orphan.open:
+                    orphan.end(None)
 
     def started(self, event: Any) -> None:
         try:
             trace = inherited_trace.get()
-            if trace is not None and trace.open and trace.telemetry is self._telemetry:
+            if (
+                trace is not None
+                and trace.open
+                and (trace.telemetry is self._telemetry or trace.telemetry.retired)
+            ):
                 # Suppressed: a listener of the application's own asks the database. Not in the operation's own context.
                 if trace.context is get_current() or is_instrumentation_enabled():
                     trace.command_started(event)
             elif is_instrumentation_enabled():
-                orphan = self._adopt(event)
-                if orphan is not None:
-                    orphan.command_started(event)
+                self._orphan_started(event)
         except Exception:
             self._complain()
 
     def succeeded(self, event: Any) -> None:
         try:
             trace = inherited_trace.get()
-            if trace is not None and trace.open and trace.telemetry is self._telemetry:
+            if (
+                trace is not None
+                and trace.open
+                and (trace.telemetry is self._telemetry or trace.telemetry.retired)
+            ):
                 trace.command_succeeded(event)
                 return
-            orphan = _orphan.get()
-            if orphan is not None:
-                orphan.command_succeeded(event)
-                self._release(orphan, None)
+            self._orphan_ended(OperationTrace.command_succeeded, event, None)
         except Exception:
             self._complain()
 
     def failed(self, event: Any) -> None:
         try:
             trace = inherited_trace.get()
-            if trace is not None and trace.open and trace.telemetry is self._telemetry:
+            if (
+                trace is not None
+                and trace.open
+                and (trace.telemetry is self._telemetry or trace.telemetry.retired)
+            ):
                 trace.command_failed(event)
                 return
-            orphan = _orphan.get()
-            if orphan is not None:
-                orphan.command_failed(event)
-                self._release(orphan, sys.exception())
+            self._orphan_ended(OperationTrace.command_failed, event, sys.exception())
         except Exception:
             self._complain()
+
+    def _orphan_started(self, event: Any) -> None:
+        with self._lock:
+            trace = None if self._stopped else self._adopt(event)
+            if trace is not None:
+                trace.command_started(event)
+
+    def _orphan_ended(
+        self, tell: Callable[[OperationTrace, Any], None], event: Any, error: BaseException | None
+    ) -> None:
+        orphan = _orphan.get()
+        if orphan is None:
+            return
+        with self._lock:
+            if orphan.open:
+                tell(orphan, event)
+            self._release(orphan, error)
 
     def _adopt(self, event: Any) -> OperationTrace | None:
         left = _orphan.get()
@@ -87,13 +130,15 @@ class CommandEvents(CommandListener):
         )
         if trace is not None:
             trace.address = event.connection_id
+            self._orphans[id(trace)] = trace
             _orphan.set(trace)
         return trace
 
     @staticmethod
     def _release(orphan: OperationTrace, error: BaseException | None) -> None:
         _orphan.set(None)
-        orphan.end(error)
+        if orphan.open:
+            orphan.end(error)
 
     @staticmethod
     def _complain() -> None:

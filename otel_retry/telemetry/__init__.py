@@ -48,6 +48,7 @@ class Telemetry:
         "policy",
         "query_text_max_length",
         "raw",
+        "retired",
         "sessions",
         "tracer",
     )
@@ -63,6 +64,8 @@ class Telemetry:
     ) -> None:
         """`collected`: somebody would see what the instruments record."""
         self.tracer = tracer
+        self.retired = False
+        """The client reports to another one from now on; operations under way end as they began."""
         self.policy = policy
         self.instruments = instruments
         self.query_text_max_length = settings.query_text_max_length

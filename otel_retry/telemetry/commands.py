@@ -1,8 +1,9 @@
-"""What a command says of itself: whether it may be shown, its collection, its session, the code of its failure."""
+"""What a command says of itself: whether it may be shown, its collection, its session."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from otel_retry import semconv
@@ -29,31 +30,25 @@ def collection_of(name: str, database: str, command: Any) -> str | None:
     return found if isinstance(found, str) and not found.startswith("$cmd") else None
 
 
-def session_id(lsid: Any) -> str:
-    """The session's UUID as people write it."""
-    value = lsid.get("id") if hasattr(lsid, "get") else lsid
+def session_id(lsid: Any) -> str | None:
+    """The session's UUID as people write it; None where an application sent something else under that name."""
+    value = lsid.get("id") if isinstance(lsid, Mapping) else None
     if isinstance(value, uuid.UUID):
         return str(value)
-    try:
+    if isinstance(value, bytes) and len(value) == 16:
         return str(uuid.UUID(bytes=bytes(value)))
-    except (TypeError, ValueError):
-        return str(value)[:64]
+    return None
 
 
-class SessionIds(dict[int, tuple[str, Any]]):
+class SessionIds(dict[int, tuple[str | None, Any]]):
     """The texts of one client's session ids. PyMongo uses its sessions again and again, each with one document for its
     id: that document is the key, by identity, and is kept, so that its place in memory stays its own.
     """
 
-    def text(self, lsid: Any) -> str:
+    def text(self, lsid: Any) -> str | None:
         found = self.get(id(lsid))
         if found is None:
             if len(self) >= _MOST_SESSIONS:
                 self.clear()
             found = self[id(lsid)] = (session_id(lsid), lsid)
         return found[0]
-
-
-def code_of(details: Any) -> int | None:
-    code = details.get("code") if isinstance(details, dict) else None
-    return code if isinstance(code, int) and not isinstance(code, bool) else None

@@ -5,6 +5,7 @@ the type, the code and where it was raised are enough to find it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from pymongo.errors import ConnectionFailure, NotPrimaryError
@@ -21,15 +22,23 @@ def error_type(error: BaseException) -> str:
     return type(error).__name__
 
 
+def code_of(details: Any) -> int | None:
+    """The server's code for an error. Servers number them in 32 bits; anything else is none."""
+    code = details.get("code") if isinstance(details, Mapping) else None
+    if isinstance(code, bool) or not isinstance(code, int):
+        return None
+    return code if -(2**31) <= code < 2**31 else None
+
+
 def message_of(error: BaseException, *, raw: bool) -> str:
     if raw:
         return str(error)[:LONGEST_MESSAGE]
     details = getattr(error, "details", None)
-    if isinstance(details, dict):
+    if isinstance(details, Mapping):
         name = details.get("codeName")
-        code = details.get("code")
+        code = code_of(details)
         said = name[:_LONGEST_CODE_NAME] if isinstance(name, str) and name.isalnum() else error_type(error)
-        return f"{said} (code {code})" if isinstance(code, int) else said
+        return said if code is None else f"{said} (code {code})"
     if isinstance(error, ConnectionFailure) and not isinstance(error, NotPrimaryError):
         return str(error)[:LONGEST_MESSAGE]  # host, port and timeouts
     return error_type(error)

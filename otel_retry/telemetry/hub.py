@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
+
+from opentelemetry.metrics import get_meter_provider
 
 from otel_retry.telemetry import Telemetry, make_meter, make_tracer
 from otel_retry.telemetry.metrics import Instruments
@@ -20,7 +23,8 @@ class TelemetryHub:
 
     def __init__(self, states: Callable[[], Iterable[ClientState]]) -> None:
         self._states = states
-        self._instruments: dict[int, tuple[Any, Instruments]] = {}
+        self._instruments: weakref.WeakValueDictionary[int, Instruments] = weakref.WeakValueDictionary()
+        """By the identity of their provider, which they keep. They live as long as it: its meter holds their callbacks."""
 
     def telemetry_for(self, state: ClientState, *, traces_itself: bool) -> Telemetry | None:
         settings = state.settings
@@ -45,8 +49,9 @@ class TelemetryHub:
                 pools=lambda: self._pools(made),
             )
             made.append(instruments)
-            found = self._instruments[id(provider)] = (provider, instruments)
-        return found[1]
+            instruments.provider = provider
+            found = self._instruments[id(provider)] = instruments
+        return found
 
     def _reporting_to(self, made: list[Instruments]) -> list[ClientState]:
         return [
@@ -69,4 +74,8 @@ class TelemetryHub:
 
 def metrics_are_collected(provider: Any) -> bool:
     """Whether anybody would see a metric: the API's own meters drop them all, and a disabled SDK hands those out."""
+    if provider is None:
+        provider = get_meter_provider()
+    if type(provider).__module__.startswith("opentelemetry.metrics"):
+        return False  # not asked for a meter: until an SDK is set it keeps each one that it ever gave
     return not type(make_meter(provider)).__module__.startswith("opentelemetry.metrics")

@@ -26,6 +26,9 @@ class Instruments:
     `budgets` and `pools` answer with what exists at the moment of collection.
     """
 
+    provider: Any = None
+    """Kept for as long as there are instruments of it, or another one could come to have its identity."""
+
     def __init__(
         self,
         meter: Meter,

@@ -21,8 +21,8 @@ from otel_retry import semconv
 from otel_retry.events import Reason
 from otel_retry.logs import warn_once
 from otel_retry.semconv import FIRST_TRY, OPERATION_ID, RETRY_ATTEMPTS, RETRY_OUTCOME
-from otel_retry.telemetry.commands import code_of, collection_of, is_sensitive
-from otel_retry.telemetry.errors import error_type, exception_attributes
+from otel_retry.telemetry.commands import collection_of, is_sensitive
+from otel_retry.telemetry.errors import code_of, error_type, exception_attributes
 from otel_retry.telemetry.names import namespace_attributes, server_attributes
 from otel_retry.telemetry.query_text import query_text
 
@@ -65,6 +65,7 @@ class OperationTrace:
     """Invariant: after `end` every span that it started is ended, and the ambient context is what it was before."""
 
     __slots__ = (
+        "__weakref__",
         "_attempt_started",
         "_began",
         "_command",
@@ -344,7 +345,9 @@ class OperationTrace:
         if telemetry.hooks is not None:
             telemetry.hooks.request(span, event)
 
-    def _command_attributes(self, name: str, command: Any, event: Any) -> dict[str, Any]:
+    def _command_attributes(  # noqa: C901 - one question for each attribute
+        self, name: str, command: Any, event: Any
+    ) -> dict[str, Any]:
         names, telemetry = self.names, self.telemetry
         collection = names.collection
         database = command.get("$db") or event.database_name
@@ -357,18 +360,20 @@ class OperationTrace:
         if self.operation_id is not None:
             attributes[semconv.OPERATION_ID] = self.operation_id
         number = event.server_connection_id
-        if number is not None:
+        if isinstance(number, int):  # a server may say anything in its hello
             attributes[semconv.SERVER_CONNECTION_ID] = number
         if self.connection_id is not None:
             attributes[semconv.DRIVER_CONNECTION_ID] = self.connection_id
         lsid = command.get("lsid")
         if lsid is not None:
-            attributes[semconv.LSID] = telemetry.sessions.text(lsid)
+            session = telemetry.sessions.text(lsid)
+            if session is not None:
+                attributes[semconv.LSID] = session
             number = command.get("txnNumber")
-            if number is not None:
-                attributes[semconv.TXN_NUMBER] = int(number)
-        if name == "getMore":
-            attributes[semconv.CURSOR_ID] = int(command["getMore"])
+            if isinstance(number, int):
+                attributes[semconv.TXN_NUMBER] = number
+        if name == "getMore" and isinstance(command["getMore"], int):
+            attributes[semconv.CURSOR_ID] = command["getMore"]
         if telemetry.query_text_max_length:
             attributes[semconv.DB_QUERY_TEXT] = query_text(
                 command, limit=telemetry.query_text_max_length, raw=telemetry.raw
@@ -386,8 +391,10 @@ class OperationTrace:
             return
         self._command = None
         cursor = event.reply.get("cursor")
-        if cursor is not None and isinstance(cursor, Mapping) and cursor.get("id"):
-            span.set_attribute(semconv.CURSOR_ID, int(cursor["id"]))
+        if cursor is not None and isinstance(cursor, Mapping):
+            number = cursor.get("id")
+            if number and isinstance(number, int):
+                span.set_attribute(semconv.CURSOR_ID, number)
         if self.telemetry.hooks is not None:
             self.telemetry.hooks.response(span, event)
         span.end()

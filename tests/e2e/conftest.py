@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,7 +98,7 @@ def traffic(backends: Backends, deployment: Deployment, logs: Path) -> Traffic:
         )
         _calm_and_faults(application, deployment, done)
     backends.wait_for_traces(service, [request.trace_id for request in done.kept])
-    time.sleep(2.0)  # what was decided together travels in batches
+    backends.wait_until_settled(service)
     return done
 
 

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 HOST = "127.0.0.1"
-# Below what systems lend to outgoing connections, so that a port is still free when its program is started again.
-_PORTS = range(20_000, 32_000)
+# Below what systems lend to outgoing connections, so that a port is still free when its program is started again; below
+# those of mongod; and others for each worker of pytest-xdist: between the choice of a port and the program's bind nobody
+# of ours may take it.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = range(10_000 + _WORKER % 10 * 1000, 11_000 + _WORKER % 10 * 1000)
 
 # The shell holds the other end of a pipe from here. It closes when this process ends in whatever way, or when `kill`
 # closes it; then the program is killed too.
@@ -52,7 +55,7 @@ class Program:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, timeout: float = 30.0) -> None:
+    def start(self, *, timeout: float = 60.0) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 ["sh", "-c", _LEASH, "sh", *self._command],
@@ -81,18 +84,20 @@ class Program:
 
 
 def wait_until(
-    condition: Callable[[], Value], complaint: str, *programs: Program, timeout: float = 30.0
+    condition: Callable[[], Value], complaint: str, *programs: Program, timeout: float = 60.0
 ) -> Value:
     """The first true answer of `condition`, asked again and again for up to `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
+        asked = time.monotonic()
         answer = condition()
         if answer:
             return answer
         if time.monotonic() > deadline:
             logs = "".join(f"\n--- {program.name}\n{program.log_tail()}" for program in programs)
             raise StackError(f"After {timeout:.0f} s: {complaint}{logs}")
-        time.sleep(0.1)
+        # Whoever is slow to answer has enough to do.
+        time.sleep(max(0.1, time.monotonic() - asked))
 
 
 def free_ports(names: Iterable[str]) -> dict[str, int]:

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Self
 
 from scripts import backends
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
 FILES = backends.ROOT / "examples" / "stack"
 
-# How long the Collector thinks about a trace (decision_wait in collector.yaml), and how long its batches may wait.
+# How long the Collector thinks about a trace (decision_wait in collector.yaml), and what a busy machine may add to it.
 DECISION_SECONDS = 10.0
-ARRIVAL_SECONDS = DECISION_SECONDS + 20.0
+ARRIVAL_SECONDS = DECISION_SECONDS + 80.0
+# So long must nothing new have come for a test to believe that it was all.
+SETTLED_SECONDS = 5.0
 
 # ${env:NAME:-default}, as the Collector and Jaeger read it.
 REFERENCE = re.compile(r"\$\{env:(?P<name>[A-Z0-9_]+):-(?P<default>[^}]*)\}")
@@ -118,18 +121,19 @@ class Jaeger:
 class Prometheus:
     """Prometheus' query API, as Grafana uses it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, timeout: float = 30.0) -> None:
         self.url = url
+        self._timeout = timeout
 
     def query(self, expression: str, *, at: float | None = None) -> list[dict[str, Any]]:
         """The series of an instant query, each with `metric` (its labels) and `value`."""
         return self._ask("query", query=expression, **({} if at is None else {"time": at}))["result"]
 
     def query_range(
-        self, expression: str, *, seconds: float = 300.0, step: float = 5.0
+        self, expression: str, *, seconds: float = 300.0, step: float = 5.0, until: float | None = None
     ) -> list[dict[str, Any]]:
-        now = time.time()
-        return self._ask("query_range", query=expression, start=now - seconds, end=now, step=step)["result"]
+        end = time.time() if until is None else until
+        return self._ask("query_range", query=expression, start=end - seconds, end=end, step=step)["result"]
 
     def value(self, expression: str) -> float:
         """The only value of an expression; 0 where it has none."""
@@ -156,7 +160,7 @@ class Prometheus:
         # Long expressions do not fit into an address; alerts and rules take no POST.
         url, data = f"{self.url}/api/v1/{what}", body or None
         try:
-            return _get(url, data)["data"]
+            return _get(url, data, timeout=self._timeout)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"Prometheus refuses {parameters}: {error.read().decode()}") from error
 
@@ -245,7 +249,7 @@ class Backends:
 
         def arrived() -> bool:
             found.clear()
-            with contextlib.suppress(urllib.error.URLError):
+            with contextlib.suppress(OSError, HTTPException):
                 found.update(self.jaeger.search(service))
             return wanted <= found.keys()
 
@@ -253,6 +257,19 @@ class Backends:
             arrived, f"some of {len(wanted)} traces of {service} are not in Jaeger", timeout=timeout
         )
         return found
+
+    def wait_until_settled(self, service: str) -> None:
+        """Until Jaeger gets no more spans of the service: what was decided together travels in several batches."""
+        had, since = -1, time.monotonic()
+
+        def settled() -> bool:
+            nonlocal had, since
+            has = sum(len(trace["spans"]) for trace in self.jaeger.search(service).values())
+            if has != had:
+                had, since = has, time.monotonic()
+            return time.monotonic() - since > SETTLED_SECONDS
+
+        self.wait_until(settled, f"the spans of {service} do not come to an end")
 
     def _collector(
         self, name: str, file: Path, ports: Mapping[str, int], addresses: Mapping[str, str] | None = None
@@ -292,8 +309,8 @@ def _port_variables(ports: Mapping[str, int]) -> dict[str, str]:
     return {f"{name}_PORT": str(port) for name, port in ports.items() if name != "PROMETHEUS"}
 
 
-def _get(url: str, data: bytes | None = None) -> Any:
-    with urllib.request.urlopen(url, data, timeout=30.0) as response:
+def _get(url: str, data: bytes | None = None, *, timeout: float = 30.0) -> Any:
+    with urllib.request.urlopen(url, data, timeout=timeout) as response:
         return json.load(response)
 
 

@@ -74,6 +74,7 @@ def test_agents_and_gateways_keep_the_same_traces_and_keep_them_whole(
                 retried.extend(application.run("find"))
         application.flush()
         backends.wait_for_traces("scaled", [request.trace_id for request in retried])
+        backends.wait_until_settled("scaled")
         # Both gateways had work, and what the agent sent to one it did not send to the other.
         spans = 'sum by (instance) (otelcol_receiver_accepted_spans_total{job="collector-gateway"})'
         backends.wait_until(
@@ -81,7 +82,6 @@ def test_agents_and_gateways_keep_the_same_traces_and_keep_them_whole(
                 len([1 for series in backends.prometheus.query(spans) if float(series["value"][1]) > 0]) == 2
             ),
             "one of two gateways got nothing",
-            timeout=40.0,
         )
     found = backends.jaeger.search("scaled")
     for request in (*calm, *retried):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_retry import semconv
+from otel_retry.dashboards.plot import TRACE
+from tests.e2e import pictures
 from tests.e2e.workload import APP_NAME
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def test_a_retried_trace_is_a_tree_of_request_operation_and_one_span_for_each_at
     ]
     assert len(trace.spans) == 2 + 4
     assert {span.service for span in trace.spans} == {"traffic"}
+    pictures.keep(TRACE, pictures.draw(trace))
 
 
 def test_each_attempt_links_to_the_one_before_it(backends: Backends, thrice_overloaded: Request):

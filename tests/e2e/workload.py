@@ -80,7 +80,7 @@ class Workload:
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
         try:
-            self._process.wait(timeout=20.0)
+            self._process.wait(timeout=90.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -95,13 +95,13 @@ class Workload:
         count: int = 1,
         threads: int = 1,
         seconds: float = 0.0,
-        timeout: float = 120.0,
+        timeout: float = 300.0,
     ) -> list[Request]:
         """`count` requests, or as many as fit into `seconds`, from that many threads."""
         answer = self._ask({"do": do, "count": count, "threads": threads, "seconds": seconds}, timeout)
         return [Request(**each) for each in answer]
 
-    def flush(self, *, timeout: float = 60.0) -> None:
+    def flush(self, *, timeout: float = 120.0) -> None:
         """Have it send now what its SDK holds."""
         self._ask({"do": "flush"}, timeout)
 

@@ -1,7 +1,7 @@
 """A mock MongoDB server: it speaks the wire protocol and answers by script, and it stores nothing.
 
-It stands in only for what cannot be had where these tests run: mongos (a sharded cluster) and MongoDB 8.0
-(the `bulkWrite` command). Everything else is tested against a real mongod; what passes here shows what a
+It stands in only for what cannot be had where these tests run: mongos (a sharded cluster), MongoDB 8.0
+(the `bulkWrite` command), and a server that answers garbage. Everything else is tested against a real mongod; what passes here shows what a
 client sent and how it took an answer, never that a real server would have answered so.
 """
 
@@ -69,7 +69,7 @@ class Drop:
 DROP = Drop()
 
 Document = dict[str, Any]
-Answer = Document | Drop
+Answer = Document | bytes | Drop
 
 
 class Received(NamedTuple):
@@ -106,6 +106,10 @@ class FakeServer:
         self.max_wire_version = max_wire_version
         self.replica_set = replica_set
         self.peers = list(peers)
+        self.greeting: Document = {}
+        """Merged into the answer to each hello."""
+        self.always: dict[str, Answer] = {}
+        """The answers to commands of these names, where nothing else is scripted."""
         self._lock = threading.Lock()
         self._script: defaultdict[str, deque[Answer | Callable[[Document], Answer]]] = defaultdict(deque)
         self._received: list[Received] = []
@@ -164,8 +168,8 @@ class FakeServer:
     def reply(self, command_name: str, *responses: Answer | Callable[[Document], Answer]) -> None:
         """Queue responses to the next commands of that name; after the last, the default success is given again.
 
-        A response is a document (merged over `{"ok": 1}`), `error(...)`, `DROP`, or a callable that is given the
-        command and returns one of these. Unacknowledged commands are not answered and use up no response.
+        A response is a document (merged over `{"ok": 1}`), `error(...)`, `DROP`, bytes (sent as they are in the place
+        of the document), or a callable that is given the command and returns one of these. Unacknowledged commands are not answered and use up no response.
         """
         if command_name in UNRECORDED:
             raise ValueError(
@@ -235,12 +239,12 @@ class FakeServer:
             if not wants_answer:
                 return None
             script = self._script[name]
-            scripted = script.popleft() if script else None
+            scripted = script.popleft() if script else self.always.get(name)
         if scripted is None:
             return self._hello(connection) if name in HELLO else _success(name, command)
         # Outside the lock: a scripted callable may wait, or look at what was received.
         answer = scripted(command) if callable(scripted) else scripted
-        return DROP if answer is DROP else {"ok": 1} | answer
+        return {"ok": 1} | answer if isinstance(answer, dict) else answer
 
     def _hello(self, connection: int) -> Document:
         # Without topologyVersion monitors poll: a streaming one would want exhaust replies.
@@ -263,7 +267,7 @@ class FakeServer:
             reply["msg"] = "isdbgrid"
         elif self.kind != "standalone":
             reply |= self._membership()
-        return reply
+        return reply | self.greeting
 
     def _membership(self) -> Document:
         members = [self, *self.peers]
@@ -401,8 +405,8 @@ def _parse(opcode: int, body: bytes) -> tuple[Document, bool]:
     return command | sequences, not flags & MORE_TO_COME
 
 
-def _message(response_to: int, opcode: int, document: Document) -> bytes:
-    payload = bson.encode(document)
+def _message(response_to: int, opcode: int, document: Document | bytes) -> bytes:
+    payload = document if isinstance(document, bytes) else bson.encode(document)
     if opcode == OP_QUERY:
         # responseFlags, cursorID, startingFrom, numberReturned.
         reply_opcode, body = OP_REPLY, struct.pack("<iqii", 0, 0, 0, 1) + payload

@@ -269,7 +269,7 @@ def forget_sockets() -> None:
         gc.collect()
 
 
-async def eventually(condition: Callable[[], Any], *, seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
     """Wait for what another thread or task does."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -148,7 +148,7 @@ async def test_the_duration_of_an_operation_is_that_of_its_span(connect, things,
     [point] = rig.points("db.client.operation.duration")
     span = rig.operation()
     assert point.count == 1
-    assert 0.12 <= point.sum <= (span.end_time - span.start_time) / 1e9 + 0.001  # two clocks
+    assert 0.12 <= point.sum <= (span.end_time - span.start_time) / 1e9 + 0.005  # two clocks
 
 
 async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_waits(
@@ -166,11 +166,11 @@ async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_w
     sent = sum(span.end_time - span.start_time for span in rig.commands) / 1e9
     waits = 0.1 + 0.2
     [whole] = rig.points("db.client.operation.duration")
-    assert sent - 0.001 <= measured <= whole.sum - waits + 0.001  # two clocks
+    assert sent - 0.005 <= measured <= whole.sum - waits + 0.005  # two clocks
     assert rig.total("mongodb.client.attempt.duration") == 3
     [waits] = rig.points("mongodb.retry.backoff")
     assert waits.sum == pytest.approx(0.3)
-    assert rig.points("db.client.operation.duration")[0].sum > 0.3
+    assert rig.points("db.client.operation.duration")[0].sum > measured + 0.3 - 0.005
 
 
 async def test_an_operation_that_succeeds_at_once_is_one_histogram_and_nothing_else(

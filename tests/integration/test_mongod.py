@@ -201,7 +201,7 @@ class TestNodes:
         if not deployment.nodes:
             pytest.skip("not to be done to somebody else's deployment")
         deployment.step_down(60)
-        deployment.heal(timeout=10.0)
+        deployment.heal(timeout=60.0)
         assert deployment.primary() is deployment.nodes[0]
 
 

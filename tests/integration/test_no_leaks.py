@@ -48,7 +48,7 @@ from otel_retry.pymongo import listener as listener_module
 from otel_retry.telemetry import spans as spans_module
 from tests.fakes.wire_server import FakeServer
 from tests.flavours import OVERLOAD, resolve
-from tests.integration.telemetry_rig import Rig, eventually, outcome
+from tests.integration.telemetry_rig import Rig, eventually, first_of, outcome
 
 MANY = 1_000
 
@@ -211,7 +211,7 @@ def held_back():
 
         def answer(_: Any) -> dict[str, Any]:
             arrived.set()
-            go.wait(10)
+            go.wait(60)
             return {"cursor": {"id": 0, "ns": "db.c", "firstBatch": []}}
 
         server.reply("find", answer)
@@ -263,6 +263,54 @@ async def test_uninstrument_ends_the_span_of_a_transaction(connect, things, watc
     await resolve(session.commit_transaction())
     await resolve(session.end_session())
 
+    assert not rig.open
+
+
+async def test_settings_replaced_between_two_attempts_leave_one_tree(
+    mongo, connect, things, watch, rig, fail, monkeypatch
+):
+    watch()
+    client = connect()
+
+    async def switch(_: float) -> None:
+        watch(policy="current")
+        await resolve(client.admin.command("ping"))  # from here on another listener is there
+
+    monkeypatch.setattr("otel_retry.pymongo.seam.waiting.sleep_async", switch)
+    monkeypatch.setattr("otel_retry.pymongo.seam.waiting.sleep", lambda seconds: asyncio.run(switch(seconds)))
+    fail(client, "find", times=1, **OVERLOAD)
+    await (await in_background(mongo, lambda: things(client).find_one({})))
+
+    found = [child for child in rig.children(rig.operation("find")) if child.name == "find"]
+    assert [each.attributes["mongodb.retry.attempt"] for each in found] == [1, 2]
+    assert not rig.open
+
+
+async def test_uninstrument_ends_a_command_outside_of_any_operation(mongo, watch, rig):
+    with FakeServer("mongos") as server:
+        arrived, go = threading.Event(), threading.Event()
+
+        def answer(_: Any) -> dict[str, Any]:
+            arrived.set()
+            go.wait(10)
+            return {}
+
+        server.reply("find", {"cursor": {"id": 5, "ns": "db.c", "firstBatch": [{"_id": 1}]}})
+        server.reply("killCursors", answer)
+        watch()
+        client = mongo.client(server.uri)
+        cursor = client.db.c.find({})
+        await first_of(cursor)
+        running = await in_background(mongo, cursor.close)
+        await eventually(arrived.is_set)
+        assert rig.open
+        otel_retry.uninstrument()
+        assert not rig.open
+        go.set()
+        await running
+        await mongo.close()
+
+    assert [span.name for span in rig.operations] == ["find db.c", "killCursors db.c"]
     assert not rig.open
 
 

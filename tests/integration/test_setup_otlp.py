@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Run = Callable[..., Ended]
 
-EXIT_SECONDS = 8.0
+EXIT_SECONDS = 25.0
 """A program whose endpoint is no good may take this long to end once its work is done."""
 
 

@@ -1584,8 +1584,10 @@ async def test_a_wait_of_pymongo_is_no_part_of_the_attempts_around_it(
     first, second = rig.commands
     waited = second.attributes["mongodb.retry.delay"]
     assert waited == event["mongodb.retry.delay"]
-    assert 0.05 < waited < 1
-    assert (second.start_time - first.end_time) / 1e9 == pytest.approx(waited, abs=0.05)
+    assert waited >= 0.05
+    assert (second.start_time - first.end_time) / 1e9 > waited - 0.005
     attempts = rig.points("mongodb.client.attempt.duration")
-    assert sum(point.sum for point in attempts) < waited
+    operation = rig.operation()
+    in_all = (operation.end_time - operation.start_time) / 1e9
+    assert sum(point.sum for point in attempts) < in_all - waited + 0.005
     assert all(point.sum > 0 for point in attempts)

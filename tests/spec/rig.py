@@ -98,7 +98,7 @@ class Heartbeats(ServerHeartbeatListener):
 
     async def pause(self) -> None:
         """Until none has been under way for longer than a monitor sleeps when an operation waits for it."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self._under_way or time.monotonic() < self._last + 0.03:
                 await asyncio.sleep(0.005)
 
@@ -214,7 +214,7 @@ class Rig:
         return call()
 
     async def until_started(self, command: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not self.commands.count(command):
                 await asyncio.sleep(0.005)
 
@@ -222,7 +222,7 @@ class Rig:
         """A retry that has to wait waits until that command was sent, however long that takes."""
 
         def sleep(_: float) -> None:
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while not self.commands.count(until) and time.monotonic() < deadline:
                 time.sleep(0.005)
 
@@ -251,7 +251,7 @@ class Rig:
 async def until_known(client: Any, servers: int) -> None:
     """Until the client has heard from that many servers."""
     await resolve(client.admin.command("ping"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(client.nodes) < servers:
             await asyncio.sleep(0.005)
 

@@ -113,7 +113,7 @@ async def test_a_deadline_ends_it(rig, operation):
     began = loop.time()
     with pymongo.timeout(0.5), pytest.raises(PyMongoError):
         await operation.run(at)
-    assert 0.2 < loop.time() - began < 5
+    assert 0.2 < loop.time() - began < 30
     assert at.commands.count(operation.command) > 5
 
 

@@ -103,7 +103,7 @@ async def test_a_deadline_ends_the_retries(rig, instrument, policy):
     began = loop.time()
     with pytest.raises(PyMongoError):
         await resolve(at.collection.insert_one({}))
-    assert 0.2 < loop.time() - began < 5
+    assert 0.2 < loop.time() - began < 30
     assert at.commands.count("insert") > 3
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import yaml
 
 from otel_retry import dashboards, semconv
 from otel_retry.dashboards.names import Kind, label, series
-from otel_retry.dashboards.plot import Series, bars, lines, picture
+from otel_retry.dashboards.plot import TRACE, Bar, Series, bars, lines, picture, waterfall
 from otel_retry.telemetry.metrics import Instruments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -352,6 +349,33 @@ def test_a_plot_is_well_formed_whatever_it_is_given() -> None:
     assert "nan" not in lines("t", drawn) + bars("t", drawn)
 
 
+def test_a_waterfall_is_well_formed_and_shows_what_failed() -> None:
+    spans = [
+        Bar(name="find <db>", note="", depth=0, start=1.0, end=2.0, failed=False),
+        Bar(name="find", note="attempt 1", depth=1, start=1.0, end=1.0, failed=True),
+    ]
+    for given in (spans, spans[1:]):
+        ET.fromstring(waterfall("a trace", given))
+    assert "find &lt;db&gt;" in waterfall("a trace", spans)
+    assert waterfall("a trace", spans).count("#e02f44") == 1
+
+
+def test_the_page_shows_a_picture_of_every_panel_and_every_picture_is_of_something() -> None:
+    shown = set(
+        re.findall(r"!\[[^]]*\]\(images/([^)]+)\)", (DOCS / "dashboards.md").read_text(encoding="utf-8"))
+    )
+    wanted = {
+        picture(name, panel["title"])
+        for name in dashboards.DASHBOARDS
+        for panel in board(name)["panels"]
+        if panel["type"] != ROW
+    }
+    assert shown == {*wanted, TRACE}
+    for name in shown:
+        ET.parse(DOCS / "images" / name)
+    assert {path.name for path in (DOCS / "images").glob("*.svg")} == shown
+
+
 def test_the_page_shows_a_picture_where_there_is_one(tmp_path: Path) -> None:
     pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
     from otel_retry.dashboards.build import BOARDS
@@ -360,6 +384,7 @@ def test_the_page_shows_a_picture_where_there_is_one(tmp_path: Path) -> None:
     (tmp_path / picture("retries.json", "Gave up, by reason")).write_text("<svg/>")
     text = page(BOARDS, tmp_path)
     assert text.count("![") == 1
+    assert "{trace}" not in text
     assert "![Gave up, by reason](images/retries-gave-up-by-reason.svg)" in text
 
 
@@ -405,31 +430,3 @@ def test_every_rule_is_tested_where_it_speaks_and_where_it_is_silent() -> None:
         expected = [check["exp_samples"] for check in cases if f'"{name}"' in check["expr"]]
         assert any("firing" in str(samples) for samples in expected), f"{name} never fires"
         assert [] in expected, f"{name} is never quiet"
-
-
-@pytest.fixture(scope="session")
-def promtool() -> str:
-    built = sorted((ROOT / ".cache" / "backends").glob("prometheus-*/promtool"))
-    found = str(built[-1]) if built else shutil.which("promtool")
-    if found is None:
-        reason = (
-            "no promtool: run `python scripts/backends.py prometheus`, or install Debian's package prometheus"
-        )
-        if os.environ.get("OTEL_RETRY_REQUIRE_BACKENDS"):
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
-    return found
-
-
-def test_promtool_accepts_the_rules(promtool: str) -> None:
-    run(promtool, "check", "rules", *(str(FOLDER / name) for name in dashboards.RULES))
-
-
-@pytest.mark.parametrize("name", ["recording-rules.yaml", "alerts.yaml"])
-def test_the_rules_do_what_they_are_for(promtool: str, name: str) -> None:
-    run(promtool, "test", "rules", str(FOLDER / "tests" / name))
-
-
-def run(*command: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import string
 import time
+import timeit
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -235,16 +236,14 @@ def test_what_is_beyond_the_limit_is_not_looked_at(raw):
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_huge_list_costs_no_more_than_a_short_one(raw):
     command = {"insert": "things", "documents": [{"a": index} for index in range(200_000)]}
-    started = time.perf_counter()
-    text = query_text(command, limit=500, raw=raw)
 
-    assert time.perf_counter() - started < 0.1
-    assert len(text) == 500
+    assert len(query_text(command, limit=500, raw=raw)) == 500
+    assert min(timeit.repeat(lambda: query_text(command, limit=500, raw=raw), number=1, repeat=10)) < 0.05
 
 
 @pytest.mark.parametrize("value", ["x" * 16_000_000, b"x" * 16_000_000], ids=["text", "bytes"])
 def test_raw_a_huge_value_costs_no_more_than_a_short_one(value):
-    best = min(_seconds(value) for _ in range(2))
+    best = min(_seconds(value) for _ in range(10))
 
     assert best < 0.02
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_retry.pymongo.listener import CommandEvents
@@ -17,11 +19,25 @@ if TYPE_CHECKING:
 _COMMANDS = ("_EventListeners__command_listeners", "_EventListeners__enabled_for_commands")
 _POOLS = ("_EventListeners__cmap_listeners", "_EventListeners__enabled_for_cmap")
 
+_changing = threading.RLock()
+"""Held while a client's listeners are changed. One for all: the states that come and go with `instrument()` share the
+client's lists, and nobody waits long.
+"""
+
+
+def _after_fork() -> None:
+    global _changing  # noqa: PLW0603 - another thread's hold on it would never end in the child
+    _changing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
 
 def listen(client: Any, state: ClientState, telemetry: Telemetry) -> None:
     """From the first operation whose span is recorded: until then nobody would hear."""
-    with state.lock:  # the first operations of a client may come from many threads at once
-        if state.commands is None:
+    with _changing:  # the first operations of a client may come from many threads at once
+        if state.commands is None and not state.retired:
             commands = CommandEvents(telemetry)
             if telemetry.every_attempt:
                 _add(client._event_listeners, _COMMANDS, commands)
@@ -47,13 +63,14 @@ class RetryHeard:
 
     def __init__(self, client: Any, state: ClientState) -> None:
         self._state = state
-        with state.lock:
+        with _changing:
             state.retried_under_way += 1
-            _add(client._event_listeners, _COMMANDS, state.commands)
+            if not state.retired:
+                _add(client._event_listeners, _COMMANDS, state.commands)
 
     def release(self, client: Any) -> None:
         state = self._state
-        with state.lock:
+        with _changing:
             state.retried_under_way = max(0, state.retried_under_way - 1)
             if not state.retried_under_way:
                 _remove(client._event_listeners, _COMMANDS, state.commands)
@@ -95,8 +112,8 @@ def listen_before_unacknowledged(half: Half, registry: ClientRegistry) -> Any:
 
 def listen_to_pool_events(client: Any, state: ClientState, telemetry: Telemetry) -> None:
     """For metrics of pools, and for the number of the connection that a command span names."""
-    with state.lock:
-        if state.pools is not None:
+    with _changing:
+        if state.pools is not None or state.retired:
             return
         options = client.options.pool_options
         pools = PoolListener(
@@ -107,15 +124,19 @@ def listen_to_pool_events(client: Any, state: ClientState, telemetry: Telemetry)
         )
         _add(client._event_listeners, _POOLS, pools)
         state.pools = pools
-    _publish(client, wanted=True)
+        _publish(client, wanted=True)
 
 
 def stop_listening(client: Any, state: ClientState) -> None:
-    """Leaves the client as it was built."""
-    events = client._event_listeners
-    _remove(events, _COMMANDS, state.commands)
-    _remove(events, _POOLS, state.pools)
-    _publish(client, wanted=events.enabled_for_cmap)
+    """Leaves the client as it was built, also by operations under way that would listen only now."""
+    with _changing:
+        state.retire()
+        events = client._event_listeners
+        _remove(events, _COMMANDS, state.commands)
+        _remove(events, _POOLS, state.pools)
+        _publish(client, wanted=events.enabled_for_cmap)
+    if state.commands is not None:
+        state.commands.stop()
 
 
 def _add(events: Any, where: tuple[str, str], listener: Any) -> None:

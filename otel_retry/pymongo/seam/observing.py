@@ -53,6 +53,7 @@ class ObservedOperation(OperationExecution):
         telemetry = state.telemetry
         if telemetry is None:
             return None
+        trace = None
         try:
             if not telemetry.awake and not is_heard(self._client, state, telemetry):
                 return None
@@ -62,6 +63,8 @@ class ObservedOperation(OperationExecution):
             if state.commands is None and trace is not None and trace.span is not None:
                 self.otr_first_seen(state, telemetry, trace)
         except Exception:
+            if trace is not None:
+                trace.end(None)
             warn_once(
                 "start", "otel_retry failed to start a span; the operation goes on without", exc_info=True
             )

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from otel_retry.pymongo.seam.shape import Half
 
 _CONTEXT = "_otel_retry_transaction"
-_open: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Sessions whose transaction has a span that has not ended."""
+_open: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Sessions whose transaction has a span that has not ended, by identity. Not a WeakSet: other threads begin and end
+transactions while it is gone through, and `valuerefs` is a copy.
+"""
 
 _ATTRIBUTES = {semconv.DB_SYSTEM: semconv.MONGODB}
 
@@ -57,7 +59,7 @@ def _begin(session: Any, registry: ClientRegistry) -> None:
         span = telemetry.tracer.start_span(semconv.TRANSACTION_SPAN, None, SpanKind.CLIENT, _ATTRIBUTES)
         if span.is_recording():
             session.__dict__[_CONTEXT] = set_span_in_context(span)
-            _open.add(session)
+            _open[id(session)] = session
     except Exception:
         warn_once("transaction", "otel_retry failed to start a transaction span", exc_info=True)
 
@@ -67,7 +69,7 @@ def _end(session: Any, error: BaseException | None) -> None:
     if context is None:
         return
     try:
-        _open.discard(session)
+        _open.pop(id(session), None)
         span = get_current_span(context)
         if not span.is_recording():
             return  # a commit that is tried again: the span has ended with the first
@@ -80,8 +82,10 @@ def _end(session: Any, error: BaseException | None) -> None:
 
 def end_open_transactions() -> None:
     """Nobody will hear of their commit or abort any more."""
-    for session in list(_open):
-        _end(session, None)
+    for reference in _open.valuerefs():
+        session = reference()
+        if session is not None:
+            _end(session, None)
 
 
 def _starting(original: Any, registry: ClientRegistry) -> Any:
