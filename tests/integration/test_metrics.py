@@ -26,7 +26,7 @@ import otel_retry
 from otel_retry import instrumentor
 from tests.fakes.wire_server import DROP, FakeServer, error, sharded
 from tests.flavours import OVERLOAD, Commands, resolve
-from tests.integration.telemetry_rig import Rig, events, first_of, outcome
+from tests.integration.telemetry_rig import Rig, discovered, events, first_of, outcome
 
 SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 
@@ -549,6 +549,7 @@ async def test_the_attempt_of_a_bulk_write_that_went_elsewhere_names_that_server
         for server in cluster.servers:
             server.reply("insert", lambda _: next(answers, {"n": 1}))
         client = mongo.client(cluster.uri)
+        await discovered(client, 2)
         await resolve(client.db.c.bulk_write([InsertOne({})]))
         await mongo.close()
 

@@ -118,6 +118,7 @@ class BypassingOperation(OperationExecution):
         if telemetry is None:
             return None
         name = "runCommand" if self._kind is OperationKind.RUN_COMMAND else self._name
+        trace = None
         try:
             if not is_heard(self._client, self.otr_state, telemetry):
                 return None
@@ -129,6 +130,8 @@ class BypassingOperation(OperationExecution):
             if trace is not None and trace.recording and self.otr_state.commands is None:
                 listen(self._client, self.otr_state, telemetry)
         except Exception:
+            if trace is not None:
+                trace.end(None)
             warn_once(
                 "start", "otel_retry failed to start a span; the operation goes on without", exc_info=True
             )
