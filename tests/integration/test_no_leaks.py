@@ -140,7 +140,7 @@ async def test_thousands_of_operations_that_end_badly_leave_nothing(mongo, subje
             assert not rig.open
     assert context.get_current() is here
     assert trace.get_current_span() is trace.INVALID_SPAN
-    assert spans_module._current.get() is None
+    assert spans_module.inherited_trace.get() is None
     assert listener_module._orphan.get() is None
     assert sizes(one.client) == before
     assert not rig.open
@@ -475,7 +475,7 @@ async def test_a_collector_that_raises_never_reaches_the_application(
         "OperationFailure",
     ]
     assert context.get_current() is here
-    assert spans_module._current.get() is None
+    assert spans_module.inherited_trace.get() is None
     assert broken.raised
     said = [
         record for record in caplog.records if record.name == "otel_retry" and record.levelname == "WARNING"
