@@ -378,9 +378,9 @@ class OperationTrace:
                 attributes[semconv.LSID] = session
             number = command.get("txnNumber")
             if isinstance(number, int):
-                attributes[semconv.TXN_NUMBER] = number
+                attributes[semconv.TXN_NUMBER] = int(number)  # not bson.Int64
         if name == "getMore" and isinstance(command["getMore"], int):
-            attributes[semconv.CURSOR_ID] = command["getMore"]
+            attributes[semconv.CURSOR_ID] = int(command["getMore"])
         if telemetry.query_text_max_length:
             attributes[semconv.DB_QUERY_TEXT] = query_text(
                 command, limit=telemetry.query_text_max_length, raw=telemetry.raw
@@ -401,7 +401,7 @@ class OperationTrace:
         if cursor is not None and isinstance(cursor, Mapping):
             number = cursor.get("id")
             if number and isinstance(number, int):
-                span.set_attribute(semconv.CURSOR_ID, number)
+                span.set_attribute(semconv.CURSOR_ID, int(number))
         if self.telemetry.hooks is not None:
             self.telemetry.hooks.response(span, event)
         span.end(self._at(perf_counter()))
