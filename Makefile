@@ -5,11 +5,14 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PYMONGO_MATRIX := 4.9.2 4.13.2 4.16.0 4.17.0 4.19.0
 ARGS ?=
+# Of `make chaos`: seconds of faults for each seed, and the seed or seeds (3, 1-20).
+DURATION ?= 300
+SEED ?= random
 # The tests wait more than they work, and each worker has servers of its own.
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit lint format matrix conformance dashboards e2e pictures mutants clean
+.PHONY: help install demo test unit lint format matrix conformance chaos dashboards e2e pictures mutants clean
 
 help:  ## what can be done
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -67,6 +70,9 @@ matrix-%: .venvs/pymongo-%/.installed
 conformance: $(STAMP)  ## MongoDB's OpenTelemetry tests; PyMongo's own suite, with and without the plugin (PYMONGO=4.17.0: that version)
 	$(PY) -m tests.conformance.otel_spec
 	$(PY) -m tests.conformance.driver_suite $(if $(PYMONGO),--pymongo $(PYMONGO)) $(ARGS)
+
+chaos: $(STAMP)  ## three nodes, faults by a seed, a verdict: about five minutes (DURATION=60 SEED=1-20)
+	$(PY) -m tests.chaos --seed $(SEED) --duration $(DURATION) $(ARGS)
 
 dashboards: $(STAMP)  ## build the Grafana dashboards anew
 	$(PY) -m otel_retry.dashboards.build $(ARGS)

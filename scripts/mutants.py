@@ -212,6 +212,20 @@ MUTANTS = (
         "        pass",
         "tests/spec/test_pymongo_defects.py",
     ),
+    Mutant(
+        "a bulk write that has begun no command is not marked as one under way",
+        "pymongo/seam/operation.py",
+        'if getattr(self._bulk, "current_run", self._bulk) is not None:',
+        "if True:",
+        "tests/chaos/test_defects_found.py",
+    ),
+    Mutant(
+        "an insert of a bulk write does not count as one that recognises its own document",
+        "pymongo/seam/operation.py",
+        "single = len(statements) == 1 and self._bulk is None",
+        "single = len(statements) == 1",
+        "tests/chaos/test_defects_found.py",
+    ),
 )
 
 

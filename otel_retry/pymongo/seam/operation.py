@@ -163,7 +163,9 @@ class RetriedOperation(ObservedOperation):
         if self._retryable or self.otr_kind() is not OperationKind.WRITE:
             return None
         statements = statements_of(self._func, self._bulk, self.otr_name())
-        return is_idempotent(statements) or (len(statements) == 1 and self.otr_recognisable(statements[0]))
+        # In a bulk write a duplicate is an error of a statement, which PyMongo raises when we are done: not to be mended.
+        single = len(statements) == 1 and self._bulk is None
+        return is_idempotent(statements) or (single and self.otr_recognisable(statements[0]))
 
     @staticmethod
     def otr_recognisable(statement: Statement) -> bool:
@@ -220,7 +222,9 @@ class RetriedOperation(ObservedOperation):
         self._attempt_number = machine.total_retries if machine is not None else 1
         self._retrying = True
         if self._bulk is not None:
-            self._bulk.retrying = True  # or the batch would be skipped
+            if getattr(self._bulk, "current_run", self._bulk) is not None:
+                self._bulk.retrying = True  # or the batch would be skipped
+            # Otherwise no command was begun, and a flag of a retry would make PyMongo stop after the first of them.
             self._retrying = False
             forget_stale_error(self._func)
         forget_index_names(self._func)
