@@ -40,6 +40,13 @@ OPERATIONS: dict[str, tuple[str, Any]] = {
         lambda c: c.db.things.bulk_write([InsertOne({}), UpdateOne({}, {"$set": {"a": 1}}), DeleteMany({})]),
     ),
     "find_one_and_delete": ("findAndModify", lambda c: c.db.things.find_one_and_delete({})),
+    "getMore": ("getMore", lambda c: listed(c.db.things.find())),
+    "client.bulk_write": (
+        "bulkWrite",
+        lambda c: c.bulk_write(
+            [InsertOne({}, namespace="db.things"), UpdateOne({}, {"$set": {"a": 1}}, namespace="db.things")]
+        ),
+    ),
     "distinct": ("distinct", lambda c: c.db.things.distinct("a")),
     "create_index": ("createIndexes", lambda c: c.db.things.create_index("a")),
     "command": ("ping", lambda c: c.db.command("ping")),
@@ -82,6 +89,8 @@ async def test_whatever_a_server_answers_the_application_gets_what_pymongo_gives
     for number, answer in enumerate(examples):
         client = clients[number % len(clients)]
         server.always = {command: answer}
+        if command == "getMore":
+            server.always["find"] = {"cursor": {"id": Int64(7), "ns": "db.things", "firstBatch": [{}]}}
         rig.clear()
         delays.clear()
         raised = await outcome(lambda: operate(client), resolve)  # noqa: B023 - awaited in this very round
