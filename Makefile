@@ -12,10 +12,10 @@ SEED ?= random
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit lint format matrix conformance chaos dashboards e2e pictures mutants clean
+.PHONY: help install demo test unit lint format matrix conformance chaos dashboards e2e pictures mutants bench bench-check bench-baseline bench-docs clean
 
 help:  ## what can be done
-	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "otel_retry needs Python 3.11 or later, this is " + sys.version)'
@@ -91,6 +91,19 @@ pictures: $(STAMP) demo  ## draw docs/images anew: an end-to-end run, and the de
 
 mutants: $(STAMP)  ## break each rule once and see a test go red
 	$(PY) scripts/mutants.py $(ARGS)
+
+bench: $(STAMP)  ## what it costs, beside its peers: time, and instructions where valgrind is installed (ARGS="--rounds 3")
+	$(PY) -m benchmarks timing $(ARGS)
+	$(PY) -m benchmarks count --quick
+
+bench-check: $(STAMP)  ## instructions per operation against benchmarks/baseline.json: fails at +5 %
+	$(PY) -m benchmarks check
+
+bench-baseline: $(STAMP)  ## write benchmarks/baseline.json anew
+	$(PY) -m benchmarks baseline
+
+bench-docs: $(STAMP)  ## docs/performance.md and the README's figures, from benchmarks/results.json
+	$(PY) -m benchmarks page
 
 clean:
 	rm -rf $(VENV) .venvs .cache

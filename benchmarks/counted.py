@@ -6,14 +6,16 @@ A mark is a call of `getppid`, which nothing else here makes; callgrind writes w
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 from typing import TYPE_CHECKING
 
+from benchmarks import callgrind
 from benchmarks.floor import FLOORS
 from benchmarks.variants import Unavailable
-from benchmarks.workload import Bench
+from benchmarks.workload import Bench, Load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +31,9 @@ def mark() -> None:
     os.getppid()
 
 
-def count(block: Callable[[int], None]) -> None:
-    block(WARM_UP)
+def count(block: Callable[[int], None], warm_up: int = WARM_UP) -> None:
+    block(warm_up)
+    callgrind.start()
     gc.collect()
     # When the collector runs depends on all that was allocated before: with it no two runs are the same.
     gc.disable()
@@ -45,8 +48,7 @@ def count(block: Callable[[int], None]) -> None:
 def main(variant: str, cases: list[str]) -> None:
     if variant in FLOORS:
         block = FLOORS[variant]()
-        for _ in cases:
-            count(block)
+        count(block)
         os._exit(0)
     try:
         bench = Bench(variant)
@@ -54,8 +56,9 @@ def main(variant: str, cases: list[str]) -> None:
         print(reason, file=sys.stderr)
         os._exit(UNAVAILABLE)
     for case in cases:
-        operation, flavour = case.split("/")
-        count(lambda length, operation=operation, flavour=flavour: bench.run(operation, flavour, 1, length))
+        load = Load.parse(case)
+        # Each client and each collection has been used before.
+        count(functools.partial(bench.run, load), max(WARM_UP, 2 * load.clients * load.collections))
     os._exit(0)
 
 

@@ -26,6 +26,18 @@ DOCUMENTS, BATCH = 1000, 100
 # An OP_MSG: header, flags, kind of section, length of the document, type of its first element, and then its name.
 _NAME = 26
 _CURSOR = slice(34, 42)
+# An OP_QUERY, in which PyMongo up to 4.17 says hello: header, flags, "admin.$cmd", two numbers, and then the document.
+_NAME_IN_QUERY = 44
+_OVERLOADED = frozenset({b"find", b"insert", b"update", b"aggregate"})
+
+# Written, not recorded: servers that reject for overload are newer than the one the rest was taken from.
+OVERLOAD = {
+    "ok": 0.0,
+    "errmsg": "rejected for overload",
+    "code": 462,
+    "codeName": "IngressRequestRateLimitExceeded",
+    "errorLabels": ["SystemOverloadedError", "RetryableError"],
+}
 
 
 class Replay:
@@ -46,6 +58,9 @@ class Replay:
         self._answers[b"isMaster"] = self._answers[b"ismaster"] = self._answers[b"hello"]
         self._batches = _batches(recorded["getMore"])
         self._default = bson.encode({"ok": 1.0})
+        self._overload = bson.encode(OVERLOAD)
+        self.overloads = 0
+        """So many commands from now on are rejected for overload."""
         self.documents_in_find = 1
 
     def find_many(self) -> None:
@@ -68,25 +83,44 @@ class Replay:
         name = message[_NAME : message.index(0, _NAME)]
         if name == b"getMore":
             return _OpMsg(0, self._batches[int.from_bytes(message[_CURSOR], "little")])
-        return _OpMsg(0, self._answers.get(name, self._default))
+        answer = self._answers.get(name)
+        if answer is None:
+            return _OpMsg(0, self._answer_to_query(message))
+        if self.overloads and name in _OVERLOADED:
+            self.overloads -= 1
+            return _OpMsg(0, self._overload)
+        return _OpMsg(0, answer)
+
+    def _answer_to_query(self, message: bytes) -> bytes:
+        end = message.find(0, _NAME_IN_QUERY)
+        return self._answers.get(message[_NAME_IN_QUERY:end], self._default)
+
+    def is_about(self, command: bytes) -> bool:
+        """Whether this thread's last message was such a command."""
+        return bool(self._last.message.startswith(command + b"\0", _NAME))
+
+    @staticmethod
+    async def pause() -> None:
+        """Or fifty tasks would run one after the other."""
+        await asyncio.sleep(0)
 
     def install(self) -> None:
         """Up to PyMongo 4.17 most commands pass by the connection's own methods, through `network`."""
-        last, answer = self._last, self._answer
+        last = self._last
 
         def send(_: Any, message: bytes, __: int = 0) -> None:
             last.message = message
 
         def receive(_: Any, __: int | None, ___: int = 0) -> Any:
-            return answer()
+            return self._answer()
 
         async def send_async(_: Any, message: bytes, __: int = 0) -> None:
             last.message = message
 
         async def receive_async(_: Any, __: int | None, ___: int = 0) -> Any:
-            found = answer()
+            found = self._answer()
             if self._yields:
-                await asyncio.sleep(0)  # or fifty tasks would run one after the other
+                await self.pause()
             return found
 
         for half, prefix, pair in (
@@ -119,23 +153,23 @@ def _batches(reply: dict[str, Any]) -> dict[int, bytes]:
     }
 
 
+def fill(client: Any) -> None:
+    """What the operations find, on a real server."""
+    client[DATABASE].drop_collection(COLLECTION)
+    client[DATABASE][COLLECTION].insert_many(
+        {"_id": number, "name": f"item {number}", "price": number / 4, "tags": ["a", "b"], "stock": number}
+        for number in range(DOCUMENTS)
+    )
+
+
 def record(uri: str) -> dict[str, Any]:
     """What a server answers to each of the commands; of a cursor's batches one is enough."""
     from pymongo import MongoClient
 
+    client: Any
     with MongoClient(uri) as client:
+        fill(client)
         database = client[DATABASE]
-        database.drop_collection(COLLECTION)
-        database[COLLECTION].insert_many(
-            {
-                "_id": number,
-                "name": f"item {number}",
-                "price": number / 4,
-                "tags": ["a", "b"],
-                "stock": number,
-            }
-            for number in range(DOCUMENTS)
-        )
         with client.start_session() as session:
             found = {
                 "hello": client.admin.command("hello"),

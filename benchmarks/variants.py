@@ -6,11 +6,13 @@ Only the standard library is imported before a variant asks for more: some run i
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
 
 class Unavailable(Exception):  # noqa: N818 - a finding for the table, not a failure of the benchmark
@@ -19,13 +21,18 @@ class Unavailable(Exception):  # noqa: N818 - a finding for the table, not a fai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """`environment` names the virtual environment it needs, None for our own; `against` what its cost is added to."""
+    """`environment` names the virtual environment it needs, None for our own; `against` what its cost is added to.
+    `early`: it must be switched on before PyMongo is imported. `around` is entered once for a block of operations: some
+    peers see a database call only inside of a transaction of theirs.
+    """
 
     name: str
     title: str
     switch_on: Callable[[], None]
     environment: str | None = None
     against: str = "plain"
+    early: bool = False
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def _sdk(*, sampled: bool = True, metrics: bool = False) -> None:
@@ -49,20 +56,23 @@ def _nothing() -> None:
     pass
 
 
+def _silent(interface: type) -> Any:
+    """A listener that does nothing: what is left is PyMongo's own work of making its events."""
+    methods = {name: lambda _self, _event: None for name in dir(interface) if not name.startswith("_")}
+    return type("Silent", (interface,), methods)()
+
+
 def _listener() -> None:
     from pymongo import monitoring
 
-    class Silent(monitoring.CommandListener):
-        def started(self, event: Any) -> None:
-            pass
+    monitoring.register(_silent(monitoring.CommandListener))
 
-        def succeeded(self, event: Any) -> None:
-            pass
 
-        def failed(self, event: Any) -> None:
-            pass
+def _listeners() -> None:
+    from pymongo import monitoring
 
-    monitoring.register(Silent())
+    _listener()
+    monitoring.register(_silent(monitoring.ConnectionPoolListener))
 
 
 def _contrib(*, sampled: bool) -> Callable[[], None]:
@@ -102,6 +112,12 @@ def _ddtrace() -> None:
     patch(pymongo=True)
 
 
+def _trace_of_ddtrace() -> Any:
+    from ddtrace.trace import tracer
+
+    return tracer.trace("bench")
+
+
 def _logfire() -> None:
     import logfire
 
@@ -127,6 +143,12 @@ def _sentry() -> None:
     )
 
 
+def _transaction_of_sentry() -> Any:
+    import sentry_sdk
+
+    return sentry_sdk.start_transaction(op="bench", name="bench")
+
+
 def _newrelic() -> None:
     os.environ.update(
         NEW_RELIC_LICENSE_KEY="0" * 40,
@@ -141,10 +163,19 @@ def _newrelic() -> None:
     newrelic.agent.register_application(timeout=10.0)
 
 
+def _transaction_of_newrelic() -> Any:
+    import newrelic.agent
+
+    return newrelic.agent.BackgroundTask(newrelic.agent.application(), "bench")
+
+
 _ALL = (
     Variant(name="plain", title="plain PyMongo", switch_on=_nothing),
     Variant(name="plain_again", title="plain PyMongo, once more (noise)", switch_on=_nothing),
     Variant(name="noop_listener", title="no-op CommandListener", switch_on=_listener),
+    Variant(
+        name="noop_listeners", title="no-op CommandListener and ConnectionPoolListener", switch_on=_listeners
+    ),
     Variant(name="contrib_off", title="contrib, not sampled", switch_on=_contrib(sampled=False)),
     Variant(name="contrib", title="contrib, recording", switch_on=_contrib(sampled=True)),
     Variant(name="engine", title="otel_retry, engine only", switch_on=_ours(sdk=None, enabled=False)),
@@ -179,12 +210,43 @@ _ALL = (
         title="plain PyMongo of ddtrace's version",
         switch_on=_nothing,
         environment="ddtrace",
+        against="plain_old",
     ),
-    Variant(name="ddtrace", title="ddtrace", switch_on=_ddtrace, environment="ddtrace", against="plain_old"),
+    Variant(
+        name="ddtrace",
+        title="ddtrace",
+        switch_on=_ddtrace,
+        environment="ddtrace",
+        against="plain_old",
+        around=_trace_of_ddtrace,
+    ),
     Variant(name="logfire", title="logfire", switch_on=_logfire, environment="logfire"),
-    Variant(name="sentry", title="sentry-sdk", switch_on=_sentry, environment="sentry"),
-    Variant(name="newrelic", title="newrelic", switch_on=_newrelic, environment="newrelic"),
+    Variant(
+        name="sentry",
+        title="sentry-sdk",
+        switch_on=_sentry,
+        environment="sentry",
+        around=_transaction_of_sentry,
+    ),
+    Variant(
+        name="newrelic",
+        title="newrelic",
+        switch_on=_newrelic,
+        environment="newrelic",
+        early=True,
+        around=_transaction_of_newrelic,
+    ),
 )
 
 VARIANTS = {variant.name: variant for variant in _ALL}
+
+
+def with_measures(names: Iterable[str]) -> list[str]:
+    """These, with what their cost is added to; plain PyMongo comes first."""
+    wanted = {"plain", *names}
+    wanted |= {VARIANTS[name].against for name in wanted if name in VARIANTS}
+    known = [name for name in VARIANTS if name in wanted]
+    return [*known, *(name for name in names if name not in VARIANTS)]
+
+
 PEERS = ("plain_old", "ddtrace", "logfire", "sentry", "newrelic")

@@ -10,7 +10,7 @@ import pymongo
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined] # untyped there
 
 from otel_retry.clients import ClientRegistry
-from otel_retry.config import Settings
+from otel_retry.config import SettingError, Settings
 from otel_retry.logs import forget_warnings, logger, warn_once
 from otel_retry.pymongo.seam import Seam, UnknownShape, options_of, stop_listening
 from otel_retry.pymongo.seam.listening import listen_to_pool_events
@@ -75,6 +75,8 @@ def instrument(policy: str | RetryPolicy | None = None, **options: Any) -> None:
 def instrument_client(client: Any, policy: str | RetryPolicy | None = None, **options: Any) -> None:
     """The same for one client, with settings of its own; works with and without `instrument()`."""
     settings = Settings.load({"policy": policy, **options})
+    if not isinstance(client, (pymongo.MongoClient, pymongo.AsyncMongoClient)):
+        raise SettingError(f"it takes a MongoClient or an AsyncMongoClient, not a {type(client).__name__}")
     with _switching:
         before = _registry.replace(client, settings)
         if before is not None:

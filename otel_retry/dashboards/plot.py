@@ -29,6 +29,8 @@ class Series:
     name: str
     points: tuple[Point, ...]
     unit: str
+    colour: str = _COLOURS[0]
+    """Of its bar; lines have the colours in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ def bars(title: str, series: list[Series]) -> str:
         parts.extend(
             (
                 _text(left - 8, at + 13, each.name, anchor="end"),
-                f'<rect x="{left}" y="{at}" width="{length:.1f}" height="16" fill="#3274d9"/>',
+                f'<rect x="{left}" y="{at}" width="{length:.1f}" height="16" fill="{each.colour}"/>',
                 _text(left + length + 6, at + 13, _value(value, each.unit)),
             )
         )

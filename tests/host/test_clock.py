@@ -11,8 +11,9 @@ import pytest
 from pymongo.errors import OperationFailure
 
 import otel_retry
+from otel_retry.telemetry import spans
 from tests.flavours import OVERLOAD, resolve
-from tests.integration.telemetry_rig import is_child
+from tests.integration.telemetry_rig import forget_sockets, is_child
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -37,7 +38,8 @@ def jumping(request, monkeypatch):
 
     monkeypatch.setattr(time, "time_ns", time_ns)
     monkeypatch.setattr(time, "time", lambda: time_ns() / 1e9)
-    monkeypatch.setattr(opentelemetry.sdk.trace, "time_ns", time_ns)
+    for module in (opentelemetry.sdk.trace, spans):
+        monkeypatch.setattr(module, "time_ns", time_ns)
 
 
 def seconds(span: ReadableSpan) -> float:
@@ -97,6 +99,8 @@ async def test_an_attempt_that_sent_nothing_lies_within_its_operation(mongo, rig
     with pytest.raises(Exception, match="localhost:1"):
         await resolve(client.db.c.find_one({}))
 
+    await mongo.close()
+    forget_sockets()
     [operation] = rig.operations
     [attempt] = rig.unsent
     assert operation.start_time <= attempt.start_time <= attempt.end_time <= operation.end_time

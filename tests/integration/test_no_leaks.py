@@ -73,7 +73,7 @@ class Cancelling(CommandListener):
 
 def sizes(client: Any) -> dict[str, int]:
     """Everything of ours that could grow."""
-    gc.collect()  # what an earlier test left goes now, and not in between
+    gc.collect()  # the instruments of earlier tests' providers are on their way out
     state = instrumentor._registry.of(client)
     return {
         "states": len(instrumentor._registry),
