@@ -12,7 +12,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 from otel_retry.clients import ClientRegistry
 from otel_retry.config import SettingError, Settings
 from otel_retry.logs import forget_warnings, logger, warn_once
-from otel_retry.pymongo.seam import Seam, UnknownShape, options_of, stop_listening
+from otel_retry.pymongo.seam import Seam, UnknownShape, end_open_transactions, options_of, stop_listening
 from otel_retry.pymongo.seam.listening import listen_to_pool_events
 from otel_retry.telemetry.contrib import mute_contrib
 from otel_retry.telemetry.hub import TelemetryHub, metrics_are_collected
@@ -90,6 +90,7 @@ def uninstrument() -> None:
         _seam.remove()
         for client, state in _registry.clear():
             stop_listening(client, state)
+        end_open_transactions()
 
 
 def state_of(client: Any) -> ClientState | None:

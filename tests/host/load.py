@@ -83,6 +83,7 @@ class Load:
                     return
                 await self._round(f"{number}-{turn}")
                 self._counts[number] += 1
+                await asyncio.sleep(0)  # PyMongo 4.9 lets no other task in while its answers come at once
         except BaseException as error:
             self.errors.append(error)
 

@@ -267,6 +267,31 @@ async def test_uninstrument_ends_the_span_of_a_transaction(connect, things, watc
     assert not rig.open
 
 
+async def test_a_transaction_that_begins_while_it_is_switched_off_leaves_no_span(
+    connect, things, instrument, rig, monkeypatch
+):
+    tracer = rig.tracer_provider.get_tracer("otel_retry")
+    start = type(tracer).start_span
+
+    def start_and_switch_off(self, name: str, *args: Any, **options: Any) -> Any:
+        span = start(self, name, *args, **options)
+        if name == "transaction":
+            otel_retry.uninstrument()
+        return span
+
+    monkeypatch.setattr(type(tracer), "start_span", start_and_switch_off)
+    instrument(**rig.providers)
+    client = connect()
+    session = await resolve(client.start_session())
+    await resolve(session.start_transaction())
+    await resolve(things(client).insert_one({}, session=session))
+    await resolve(session.commit_transaction())
+    await resolve(session.end_session())
+
+    assert [span.name for span in rig.spans] == ["transaction"]
+    assert not rig.open
+
+
 async def test_settings_replaced_between_two_attempts_leave_one_tree(
     mongo, connect, things, watch, rig, fail, monkeypatch
 ):

@@ -67,6 +67,8 @@ def _begin(session: Any, registry: ClientRegistry) -> None:
             session.__dict__[_EPOCH] = started - clock
             session.__dict__[_CONTEXT] = set_span_in_context(span)
             _open[id(session)] = session
+            if registry.of(session.client) is None:
+                _end(session, None)  # switched off just now: nobody would hear of its end
     except Exception:
         warn_once("transaction", "otel_retry failed to start a transaction span", exc_info=True)
 
