@@ -61,7 +61,7 @@ async def test_switched_off_and_on_again_under_load(
     client = mongo.client(deployment.uri)
     with caplog.at_level(logging.WARNING):
         async with Load(mongo, client, database_name) as load:
-            for policy in itertools.islice(itertools.cycle(POLICIES), 12):
+            for policy in itertools.islice(itertools.cycle(POLICIES), 8):
                 # In a thread, so that for tasks as well it comes at any moment.
                 await asyncio.to_thread(otel_retry.instrument, policy, **rig.providers)
                 await load.progress(3)
@@ -88,7 +88,7 @@ async def test_settings_replaced_under_load_hold_for_every_client_at_once(
 ):
     client = mongo.client(deployment.uri)
     async with Load(mongo, client, database_name) as load:
-        for policy in itertools.islice(itertools.cycle(POLICIES), 12):
+        for policy in itertools.islice(itertools.cycle(POLICIES), 8):
             await asyncio.to_thread(otel_retry.instrument, policy, **rig.providers)
             assert str(instrumentor.state_of(client).policy) == policy
             await load.progress(3)
@@ -208,9 +208,9 @@ async def test_the_sdk_shut_down_under_load(
 
     with faults:
         async with Load(mongo, client, database_name) as load:
-            await load.progress(20)
+            await load.progress(10)
             await asyncio.gather(asyncio.to_thread(tracers.shutdown), asyncio.to_thread(meters.shutdown))
-            await load.progress(20)
+            await load.progress(10)
             # A client that is first met now finds providers that are shut down already.
             other = mongo.client(deployment.uri)
             assert (await resolve(other.admin.command("ping")))["ok"] == 1
