@@ -10,6 +10,7 @@ import itertools
 import logging
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pymongo import MongoClient, monitoring
 
 import otel_retry
 from otel_retry import instrumentor
+from otel_retry.pymongo import seam
 from otel_retry.pymongo.seam.operation import RetriedOperation
 from tests.flavours import OVERLOAD, resolve
 from tests.host.conftest import our_lines
@@ -101,10 +103,35 @@ async def test_settings_replaced_under_load_hold_for_every_client_at_once(
     assert len(listeners(client)) == 2
 
 
-@pytest.mark.parametrize("round_", range(5))
-def test_many_threads_that_instrument_at_once_install_it_once(
-    deployment, database_name, rig, many_switches, round_
-):
+def test_two_threads_that_instrument_at_once_install_it_once(monkeypatch):
+    """The first is held where it has found nothing installed, so that the second comes meanwhile."""
+    before = driver()
+    inside = threading.Barrier(2)
+    look = seam.check
+
+    def look_when_both_are_here() -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):  # the second waits for its turn instead
+            if inside.wait(0.5):
+                while not instrumentor._seam.installed:
+                    time.sleep(0.001)
+                time.sleep(0.05)  # now the other's patches are there, to be taken for PyMongo's own
+        return look()
+
+    monkeypatch.setattr(seam, "check", look_when_both_are_here)
+    threads = [threading.Thread(target=otel_retry.instrument) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    for module in ("pymongo.synchronous.mongo_client", "pymongo.asynchronous.mongo_client"):
+        cls = sys.modules[module]._ClientConnectionRetryable
+        assert sum(RetriedOperation in each.__bases__ for each in cls.__mro__) == 1
+    otel_retry.uninstrument()
+    assert differences(before, driver()) == []
+
+
+def test_many_threads_that_instrument_at_once_install_it_once(deployment, database_name, rig, many_switches):
     before = driver()
     gate = threading.Barrier(16)
     errors: list[BaseException] = []
