@@ -103,7 +103,7 @@ async def test_settings_replaced_under_load_hold_for_every_client_at_once(
     assert len(listeners(client)) == 2
 
 
-def test_two_threads_that_instrument_at_once_install_it_once(monkeypatch):
+def test_two_threads_that_instrument_at_once_install_it_once(monkeypatch, caplog):
     """The first is held where it has found nothing installed, so that the second comes meanwhile."""
     before = driver()
     inside = threading.Barrier(2)
@@ -127,6 +127,7 @@ def test_two_threads_that_instrument_at_once_install_it_once(monkeypatch):
     for module in ("pymongo.synchronous.mongo_client", "pymongo.asynchronous.mongo_client"):
         cls = sys.modules[module]._ClientConnectionRetryable
         assert sum(RetriedOperation in each.__bases__ for each in cls.__mro__) == 1
+    assert our_lines(caplog) == []  # "could not be installed", since it was there already
     otel_retry.uninstrument()
     assert differences(before, driver()) == []
 
