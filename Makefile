@@ -12,7 +12,7 @@ SEED ?= random
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit lint format matrix conformance chaos dashboards e2e pictures mutants bench bench-check bench-baseline bench-docs clean
+.PHONY: help install demo test unit lint format matrix conformance chaos dashboards e2e pictures mutants bench bench-check bench-baseline bench-docs bench-publish clean
 
 help:  ## what can be done
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -103,6 +103,13 @@ bench-baseline: $(STAMP)  ## write benchmarks/baseline.json anew
 	$(PY) -m benchmarks baseline
 
 bench-docs: $(STAMP)  ## docs/performance.md and the README's figures, from benchmarks/results.json
+	$(PY) -m benchmarks page
+
+bench-publish: $(STAMP)  ## measure all that docs/performance.md says anew (most of an hour), and write it
+	$(PY) -m benchmarks profile --publish
+	$(PY) -m benchmarks count --publish
+	$(PY) -m benchmarks growth --publish
+	$(PY) -m benchmarks timing --publish --rounds 15
 	$(PY) -m benchmarks page
 
 clean:

@@ -58,7 +58,9 @@ def time_them(options: argparse.Namespace) -> None:
             summary, failures = timing.measure(variants, cases, uri=uri, rounds=options.rounds, report=report)
         found["transports"][name] = summary
         found["failures"] |= failures
-    results.save(options.into, "timing", found)
+        results.save(
+            options.into, "timing", found
+        )  # after each, so that an end before the end costs only the rest
     for name in options.transports:
         for flavour, workers in tables.WORKER_TITLES:
             for clock in timing.CLOCKS:
@@ -72,9 +74,8 @@ def time_them(options: argparse.Namespace) -> None:
 
 def count_them(options: argparse.Namespace) -> None:
     need_valgrind()
-    variants, cases = options.variants, instructions.CASES
-    if options.quick:
-        variants, cases = instructions.QUICK, ("insert_one/sync",)
+    variants = instructions.QUICK if options.quick else options.variants
+    cases = instructions.CASES[1:2] if options.quick else instructions.CASES
     counts, failures = instructions.count(with_measures(variants), cases, reporter())
     found = {"counts": counts, "failures": failures}
     results.save(options.into, "instructions", found)
@@ -99,7 +100,7 @@ def check(_: argparse.Namespace) -> None:
     worse = instructions.regressions(now, before["instructions"])
     if worse:
         print("more than before: counted once more")
-        again, _ = instructions.count(instructions.SMALL, instructions.SMALL_CASES, reporter())
+        again, _failures = instructions.count(instructions.SMALL, instructions.SMALL_CASES, reporter())
         now = instructions.least(now, again)
         worse = instructions.regressions(now, before["instructions"])
     print(tables.counts({"counts": now, "failures": failures}))
@@ -128,13 +129,18 @@ def baseline(_: argparse.Namespace) -> None:
 
 
 def grow(options: argparse.Namespace) -> None:
-    found = growth.measure(operations=options.operations, rounds=options.rounds, report=reporter())
-    results.save(options.into, "growth", found)
-    for table in (tables.startup, tables.in_flight, tables.many, tables.workers):
-        print(table(found))
-    if "attempts" in found:
-        print(tables.attempts(found))
-        print(tables.numbers(found))
+    """The parts that are not measured now stay as they are."""
+    report = reporter()
+    found = results.load(options.into).get("growth", {})
+    for part in options.parts:
+        if part in growth.COUNTED and not instructions.installed():
+            print(instructions.HOW_TO_INSTALL)
+            continue
+        found[part] = growth.measure(
+            part, operations=options.operations, rounds=options.rounds, report=report
+        )
+        results.save(options.into, "growth", found)
+        print(getattr(tables, part)(found))
 
 
 def profile(options: argparse.Namespace) -> None:
@@ -195,6 +201,7 @@ def parser() -> argparse.ArgumentParser:
     command("check", check, "the small set against baseline.json, in ratios: fails at +5 %%")
     command("baseline", baseline, "write baseline.json anew")
     grown = measuring(command("growth", grow, "start-up, memory, retries, and more of everything"))
+    grown.add_argument("--parts", nargs="+", choices=growth.PARTS, default=list(growth.PARTS))
     grown.add_argument("--operations", type=int, default=growth.MILLION, help="for the growth of memory")
     grown.add_argument("--rounds", type=int, default=9)
     profiled = measuring(command("profile", profile, "bytecodes by function, of one operation"))

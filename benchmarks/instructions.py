@@ -14,11 +14,11 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks import callgrind, counted, results
 from benchmarks.environments import ROOT, NotInstalled, python_of
-from benchmarks.floor import FLOORS
+from benchmarks.floor import FLOOR_OF, FLOORS
 from benchmarks.variants import PEERS, VARIANTS
 
 if TYPE_CHECKING:
@@ -196,6 +196,9 @@ BARS = (
     ("off_metrics", "not sampled, metrics on", 1.6, "contrib_off"),
     ("recording", "recording, all metrics", 1.6, "contrib"),
     ("retried", 'attempt_spans="retried"', 1.0, "contrib"),
+    ("recording", "recording, all metrics", 1.0, "ddtrace"),
+    ("recording", "recording, all metrics", 1.0, "logfire"),
+    ("recording", "recording, all metrics", 1.0, "sentry"),
     ("recording", "distance from the floor", 1.2, "floor_recording"),
 )
 
@@ -203,6 +206,9 @@ MEASURES = {
     "plain": "plain PyMongo's own cost",
     "contrib_off": "contrib, not sampled",
     "contrib": "contrib, recording",
+    "ddtrace": "ddtrace",
+    "logfire": "logfire",
+    "sentry": "sentry-sdk",
     "floor_recording": "the floor",
 }
 
@@ -213,16 +219,28 @@ def added(counts: Counts, variant: str, case: str) -> int:
     return counts[variant][case] - counts[against][case]
 
 
-def bars(counts: Counts, case: str) -> list[tuple[str, float, float | None]]:
-    """Title, bar, and where it stands; None: it could not be counted."""
-    found: list[tuple[str, float, float | None]] = []
+class Standing(NamedTuple):
+    """Where a variant stands against one bar, and where the SDK's calls alone would stand: below that nobody can get.
+    None: it could not be counted, or there is no such floor.
+    """
+
+    title: str
+    bar: float
+    measure: str
+    stands: float | None
+    floor: float | None
+
+
+def bars(counts: Counts, case: str) -> list[Standing]:
+    found = []
     for variant, title, bar, measure in BARS:
-        if variant not in counts or measure not in counts:
-            found.append((title, bar, None))
-            continue
-        if measure == "plain" or measure in FLOORS:
-            unit = counts[measure][case]
-        else:
-            unit = added(counts, measure, case)
-        found.append((title, bar, added(counts, variant, case) / unit))
+        stands = floor = None
+        if variant in counts and measure in counts:
+            itself = measure == "plain" or measure in FLOORS
+            unit = counts[measure][case] if itself else added(counts, measure, case)
+            stands = added(counts, variant, case) / unit
+            lowest = FLOOR_OF.get(variant)
+            if lowest in counts:
+                floor = counts[lowest][case] / unit
+        found.append(Standing(title, bar, measure, stands, floor))
     return found

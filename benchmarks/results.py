@@ -72,10 +72,10 @@ def save(path: Path, part: str, measured: dict[str, Any]) -> None:
     """Replaces one part; the others stay as they are."""
     everything = load(path)
     everything[part] = {
+        **measured,
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "versions": versions() | peers(),
-        **measured,
     }
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(everything, indent=1) + "\n")

@@ -79,30 +79,23 @@ def floors(part: dict[str, Any]) -> str:
 
 
 def bars(part: dict[str, Any]) -> str:
+    """Where each case stands, and where the floor itself would be (for the first case)."""
     found = part["counts"]
     cases = list(found["plain"])
-    by_case = [instructions.bars(found, case) for case in cases]
     rows = []
-    for number, (_, title, bar, measure) in enumerate(instructions.BARS):
-        stands = [each[number][2] for each in by_case]
+    for standings in zip(*(instructions.bars(found, case) for case in cases), strict=True):
+        first = standings[0]
         rows.append(
             [
-                title,
-                f"≤ {bar} times {instructions.MEASURES[measure]}",
-                *(_stands(value, bar) for value in stands),
+                first.title,
+                f"≤ {first.bar} times {instructions.MEASURES[first.measure]}",
+                *(_stands(each.stands, each.bar) for each in standings),
+                "" if first.floor is None else f"{first.floor:.2f}",
             ]
         )
-    for peer in ("ddtrace", "logfire", "sentry"):
-        stands = [
-            instructions.added(found, "recording", case) / instructions.added(found, peer, case)
-            if peer in found
-            else None
-            for case in cases
-        ]
-        rows.append(
-            ["recording, all metrics", f"below {VARIANTS[peer].title}", *(_stands(v, 1.0) for v in stands)]
-        )
-    return markdown(["configuration", "bar", *(CASE_TITLES.get(case, case) for case in cases)], rows)
+    return markdown(
+        ["configuration", "bar", *(CASE_TITLES.get(case, case) for case in cases), "the floor alone"], rows
+    )
 
 
 def _stands(value: float | None, bar: float) -> str:

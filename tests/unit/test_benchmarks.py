@@ -211,28 +211,29 @@ def test_another_sdk_or_pymongo_judges_nothing_and_another_patch_of_python_does(
 
 
 def test_bars_are_what_is_added_by_what_is_added() -> None:
-    stands = {
-        title: round(value, 3) for title, _, value in instructions.bars(COUNTS, CASE) if value is not None
-    }
-    assert stands == {
-        "engine on, no SDK": 0.09,
-        "not sampled, metrics off": 1.0,
-        "not sampled, metrics on": 1.8,
-        "recording, all metrics": 1.76,
-        'attempt_spans="retried"': 1.2,
-        "distance from the floor": 1.1,
-    }
+    stands = [
+        (each.title, each.measure, None if each.stands is None else round(each.stands, 3))
+        for each in instructions.bars(COUNTS, CASE)
+    ]
+    assert stands == [
+        ("engine on, no SDK", "plain", 0.09),
+        ("not sampled, metrics off", "contrib_off", 1.0),
+        ("not sampled, metrics on", "contrib_off", 1.8),
+        ("recording, all metrics", "contrib", 1.76),
+        ('attempt_spans="retried"', "contrib", 1.2),
+        ("recording, all metrics", "ddtrace", 1.1),
+        ("recording, all metrics", "logfire", 0.733),
+        ("recording, all metrics", "sentry", None),
+        ("distance from the floor", "floor_recording", 1.1),
+    ]
+
+
+def test_the_table_of_bars_says_what_was_missed_and_where_the_floor_would_be() -> None:
     table = tables.bars({"counts": COUNTS})
-    assert "| not sampled, metrics off | ≤ 1.0 times contrib, not sampled | 1.00 |" in table
-    assert "| 1.80 (missed) |" in table
-    assert "| recording, all metrics | below ddtrace | 1.10 (missed) |" in table
-    assert "| recording, all metrics | below sentry-sdk | not counted |" in table
-
-
-def test_a_bar_without_its_measure_is_not_counted() -> None:
-    without = {variant: cases for variant, cases in COUNTS.items() if variant != "contrib"}
-    stands = {title: value for title, _, value in instructions.bars(without, CASE)}
-    assert stands["recording, all metrics"] is None
+    assert "| not sampled, metrics off | ≤ 1.0 times contrib, not sampled | 1.00 |  |" in table
+    assert "| not sampled, metrics on | ≤ 1.6 times contrib, not sampled | 1.80 (missed) |  |" in table
+    assert "| recording, all metrics | ≤ 1.0 times ddtrace | 1.10 (missed) | 1.00 |" in table
+    assert "| recording, all metrics | ≤ 1.0 times sentry-sdk | not counted |  |" in table
 
 
 def test_ddtrace_is_compared_with_the_pymongo_that_it_can_patch() -> None:
