@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _STATEMENT_LENGTH = 1024
+_LONGEST_SHOWN = 200
+_LONGEST_NAME = 200
 
 ALL, RETRIED = "all", "retried"
 
@@ -30,13 +32,31 @@ class SettingError(ValueError):
     """A setting has a value that it cannot take. The message says which, what, and what is possible."""
 
 
+def shown(value: object) -> str:
+    """A value that somebody set, for a message: short, and of an address only the scheme. It may be a MongoDB URI that
+    went into the wrong variable, with the password in it, escaped or not.
+    """
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+    before, scheme, _ = text.partition("://")
+    if scheme:
+        text = f"{before}://…"
+    if "@" in text:
+        text = f"…@{text.rpartition('@')[2]}"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
 def parse_policy(value: object) -> RetryPolicy:
     """A policy's name, or an instance of RetryPolicy."""
     if isinstance(value, RetryPolicy):
         if value.rules not in RULES.values():
             raise SettingError(
-                f"its `rules` must be one of otel_retry.RULES ({', '.join(RULES)}), not {value.rules!r}"
+                f"its `rules` must be one of otel_retry.RULES ({', '.join(RULES)}), not {shown(value.rules)}"
             )
+        if len(str(value)) > _LONGEST_NAME:
+            raise SettingError(f"its name, which goes into metrics, has more than {_LONGEST_NAME} characters")
         return value
     if isinstance(value, type) and issubclass(value, RetryPolicy):
         raise SettingError(f"an instance is needed, not the class: policy={value.__name__}()")
@@ -86,11 +106,20 @@ def parse_hook(value: object) -> Hook:
 
 def parse_provider(method: str) -> Callable[[object], Any]:
     def parse(value: object) -> Any:
-        if not hasattr(value, method):
+        if not callable(getattr(value, method, None)):
             raise SettingError(f"it takes an OpenTelemetry provider, something with a {method}()")
         return value
 
     return parse
+
+
+def _read(parse: Callable[[object], Any], value: object) -> Any:
+    try:
+        return parse(value)
+    except SettingError:
+        raise
+    except Exception as error:  # a value whose own methods fail
+        raise SettingError(f"it cannot be read, it raised {type(error).__name__}") from None
 
 
 def setting(variable: str | None, parse: Callable[[object], Any], help_: str, **default: Any) -> Any:
@@ -178,7 +207,7 @@ class Settings:
 
         for name in given:
             if name not in known:
-                complain(f"otel_retry has no option {name!r}; there are: {', '.join(known)}")
+                complain(f"otel_retry has no option {shown(name)}; there are: {', '.join(known)}")
         for name, item in known.items():
             variable = item.metadata["variable"]
             source, value = f"option {name}", given.get(name)
@@ -187,9 +216,9 @@ class Settings:
             if value is None:
                 continue
             try:
-                values[name] = item.metadata["parse"](value)
+                values[name] = _read(item.metadata["parse"], value)
             except SettingError as error:
-                complain(f"{source} is {value!r}: {error}")
+                complain(f"{source} is {shown(value)}: {error}")
         if values.get("capture_statement"):
             values.setdefault("query_text_max_length", _STATEMENT_LENGTH)
         return cls(**values)
@@ -203,7 +232,7 @@ def otlp_protocol(signal: str, environment: Mapping[str, str] | None = None) -> 
         if value in {"grpc", "http/protobuf"}:
             return value
         if value:
-            raise SettingError(f"{variable} is {value!r}: it takes grpc or http/protobuf")
+            raise SettingError(f"{variable} is {shown(value)}: it takes grpc or http/protobuf")
     return "grpc"
 
 
@@ -213,7 +242,7 @@ def otlp_wanted(signal: str, environment: Mapping[str, str] | None = None) -> bo
     variable = f"OTEL_{signal}_EXPORTER"
     value = environment.get(variable, "").strip().lower()
     if value not in {"", "otlp", "none"}:
-        raise SettingError(f"{variable} is {value!r}: setup_otlp takes otlp or none")
+        raise SettingError(f"{variable} is {shown(value)}: setup_otlp takes otlp or none")
     return value != "none"
 
 

@@ -10,9 +10,9 @@ import pymongo
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined] # untyped there
 
 from otel_retry.clients import ClientRegistry
-from otel_retry.config import Settings
+from otel_retry.config import SettingError, Settings
 from otel_retry.logs import forget_warnings, logger, warn_once
-from otel_retry.pymongo.seam import Seam, UnknownShape, options_of, stop_listening
+from otel_retry.pymongo.seam import Seam, UnknownShape, end_open_transactions, options_of, stop_listening
 from otel_retry.pymongo.seam.listening import listen_to_pool_events
 from otel_retry.telemetry.contrib import mute_contrib
 from otel_retry.telemetry.hub import TelemetryHub, metrics_are_collected
@@ -75,6 +75,8 @@ def instrument(policy: str | RetryPolicy | None = None, **options: Any) -> None:
 def instrument_client(client: Any, policy: str | RetryPolicy | None = None, **options: Any) -> None:
     """The same for one client, with settings of its own; works with and without `instrument()`."""
     settings = Settings.load({"policy": policy, **options})
+    if not isinstance(client, (pymongo.MongoClient, pymongo.AsyncMongoClient)):
+        raise SettingError(f"it takes a MongoClient or an AsyncMongoClient, not a {type(client).__name__}")
     with _switching:
         before = _registry.replace(client, settings)
         if before is not None:
@@ -88,6 +90,7 @@ def uninstrument() -> None:
         _seam.remove()
         for client, state in _registry.clear():
             stop_listening(client, state)
+        end_open_transactions()
 
 
 def state_of(client: Any) -> ClientState | None:

@@ -172,7 +172,7 @@ def deployment(
     try:
         hello = _command(uri, {"hello": 1}, timeout=timeout)
     except MongodError as error:
-        shown = re.sub(r"//[^@/]*@", "//***@", uri)
+        shown = re.sub(r"//.*@", "//***@", uri)  # to the last one: a password may have an @ or a / in it
         raise MongodUnavailable(
             f"{URI_VARIABLE}={shown!r} does not answer: {error}. Correct the variable, or unset it to have a mongod started."
         ) from error

@@ -226,6 +226,34 @@ MUTANTS = (
         "single = len(statements) == 1",
         "tests/chaos/test_defects_found.py",
     ),
+    Mutant(
+        "a policy's delay is checked to be a sane number",
+        "policy.py",
+        "    if not 0 <= delay <= LONGEST_DELAY:  # a NaN is neither",
+        "    if not 0 <= delay <= LONGEST_DELAY and delay == delay:",
+        "tests/hostile/test_policies.py",
+    ),
+    Mutant(
+        "a fault is logged without the application's error",
+        "logs.py",
+        "        fault.__context__ = fault.__cause__ = None  # it ends here: nobody else will look at it\n",
+        "",
+        "tests/unit/test_logs.py",
+    ),
+    Mutant(
+        "no array gives a value away",
+        "telemetry/query_text.py",
+        "        elif self._raw:\n            if",
+        "        elif self._raw or depth > 2:\n            if",
+        "tests/hostile/test_values.py -k text_of_a_query",
+    ),
+    Mutant(
+        "a setting that is an address is not repeated",
+        "config.py",
+        '    if scheme:\n        text = f"{before}://…"\n',
+        "",
+        "tests/hostile/test_passwords.py -k wrong_setting",
+    ),
 )
 
 

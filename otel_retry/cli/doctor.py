@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 
 import pymongo
 from pymongo import MongoClient
-from pymongo.errors import PyMongoError
 
-from otel_retry.config import SettingError, Settings, otlp_endpoint, source_of
+from otel_retry.config import SettingError, Settings, otlp_endpoint, shown, source_of
 from otel_retry.pymongo.seam import UnknownShape, check
 from otel_retry.version import __version__
 
@@ -35,6 +34,9 @@ _RIVALS = {
     "sentry-sdk": "its PyMongo integration makes spans of the same commands: disable PyMongoIntegration if that is too much",
     "newrelic": "its agent wraps PyMongo's methods: disable its datastore instrumentation if that is too much",
 }
+
+
+_WAIT_MS = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _entry_point() -> Iterator[Finding]:
         yield Finding(
             "warn",
             "auto-instrumentation",
-            f"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS={disabled} keeps otel_retry off",
+            f"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS={shown(disabled)} keeps otel_retry off",
             "take otel_retry out of that variable",
         )
     if (source_of("OTEL_SDK_DISABLED") or "").lower() == "true":
@@ -152,7 +154,7 @@ def _settings() -> Iterator[Finding]:
             value = item.metadata["parse"](given)
         except SettingError as error:
             yield Finding(
-                "fail", item.name, f"{variable} is {given!r}: {error}", f"correct or unset {variable}"
+                "fail", item.name, f"{variable} is {shown(given)}: {error}", f"correct or unset {variable}"
             )
         else:
             yield Finding("ok", item.name, f"{value} (from {variable})")
@@ -163,33 +165,32 @@ def _endpoint() -> Finding:
         endpoint = otlp_endpoint()
     except SettingError as error:
         return Finding("fail", "OTLP endpoint", str(error), "grpc or http/protobuf")
-    parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+    where = "the address"
     try:
-        with socket.create_connection((parts.hostname or "localhost", parts.port or 4317), timeout=2):
-            return Finding("ok", "OTLP endpoint", f"{_without_password(endpoint)} answers")
+        parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+        host, port = parts.hostname or "localhost", parts.port or 4317
+        where = f"{host}:{port}"  # and no more of it: it may hold a password or a token
+        with socket.create_connection((host, port), timeout=2):
+            return Finding("ok", "OTLP endpoint", f"{where} answers")
     except (OSError, ValueError) as error:
         return Finding(
             "warn",
             "OTLP endpoint",
-            f"{_without_password(endpoint)} does not answer ({type(error).__name__}): applications run, telemetry is lost",
+            f"{where} does not answer ({type(error).__name__}): applications run, telemetry is lost",
             "start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT",
         )
-
-
-def _without_password(url: str) -> str:
-    return f"…@{url.rpartition('@')[2]}" if "@" in url else url
 
 
 def _server(uri: str) -> Iterator[Finding]:
     """Never shows the URI: it may hold a password."""
     try:
         with MongoClient[dict[str, Any]](
-            uri, serverSelectionTimeoutMS=3000, appname="otel-retry doctor"
+            uri, serverSelectionTimeoutMS=_WAIT_MS, appname="otel-retry doctor"
         ) as client:
             hello = client.admin.command("hello")
-            version = client.server_info()["version"]
+            version = str(client.server_info()["version"])[:40]
             where = client.address
-    except (PyMongoError, ValueError, TypeError) as error:
+    except Exception as error:  # a wrong URI, or a server that answers anything
         yield Finding(
             "fail",
             "server",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from otel_retry.cli import doctor as doctoring
@@ -16,7 +17,7 @@ from otel_retry.cli.dashboards_command import dashboards
 from otel_retry.cli.demo_command import demo
 from otel_retry.cli.explaining import MOST_ATTEMPTS, Case, Round, explain
 from otel_retry.cli.operations_page import page, rows
-from otel_retry.config import SettingError, parse_policy
+from otel_retry.config import SettingError, parse_policy, shown
 from otel_retry.events import Kind, Phase
 from otel_retry.machine import Ignore, Raise, Retry
 from otel_retry.policies import POLICIES, DriverPolicy
@@ -57,9 +58,9 @@ def doctor(uri: str | None, as_json: bool) -> None:
     else:
         table = Table(box=None, show_header=False, pad_edge=False)
         for finding in findings:
-            table.add_row(MARKS[finding.state], f"[bold]{finding.what}[/]", finding.text)
+            table.add_row(MARKS[finding.state], f"[bold]{finding.what}[/]", escape(finding.text))
             if finding.fix:
-                table.add_row("", "", f"→ {finding.fix}")
+                table.add_row("", "", f"→ {escape(finding.fix)}")
         _console().print(table)
     sys.exit(any(finding.state == "fail" for finding in findings))
 
@@ -133,7 +134,7 @@ def _policy(name: str) -> RetryPolicy:
     try:
         found = parse_policy(name)
     except SettingError as error:
-        raise click.BadParameter(f"{name!r}: {error}", param_hint="--policy") from None
+        raise click.BadParameter(f"{shown(name)}: {error}", param_hint="--policy") from None
     if isinstance(found, DriverPolicy):
         raise click.BadParameter(
             "under 'driver' PyMongo's own loop decides; 'current' is what it does", param_hint="--policy"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.context import Context, attach, detach
@@ -71,6 +70,7 @@ class OperationTrace:
         "_command",
         "_context_token",
         "_delay",
+        "_epoch",
         "_previous",
         "_request_id",
         "_sent",
@@ -116,8 +116,10 @@ class OperationTrace:
         self._sent = False
         tracer = telemetry.tracer
         if tracer is not None:
-            span = tracer.start_span(names.summary, parent, _CLIENT, names.attributes)
+            started = time_ns()
+            span = tracer.start_span(names.summary, parent, _CLIENT, names.attributes, None, started)
             if span.is_recording():
+                self._epoch = started - int(perf_counter() * 1e9)
                 self.span = span
                 self.context = set_span_in_context(span, parent)
                 if ambient:
@@ -129,6 +131,12 @@ class OperationTrace:
     @property
     def recording(self) -> bool:
         return self.span is not None
+
+    def _at(self, seconds: float) -> int:
+        """An instant of `perf_counter` as spans want it. The wall clock is asked once, when the operation begins: if it
+        is set while the operation runs, durations stay right and children inside of their parents.
+        """
+        return self._epoch + int(seconds * 1e9)
 
     # What the seam tells.
 
@@ -161,7 +169,7 @@ class OperationTrace:
                 attributes[semconv.RETRY_SERVER] = failure.server
             if tokens is not None:
                 attributes[semconv.RETRY_TOKENS] = tokens
-            self.span.add_event(semconv.RETRY_EVENT, attributes)
+            self.span.add_event(semconv.RETRY_EVENT, attributes, self._at(now))
         if telemetry.instruments is not None:
             telemetry.instruments.operation_retried(
                 operation=self.names.operation,
@@ -221,17 +229,16 @@ class OperationTrace:
             attributes.update(
                 server_attributes((host, int(port)) if host and port.isdigit() else (failure.server, None))
             )
-        ended = time.time_ns() - int((perf_counter() - now) * 1e9)
         span = tracer.start_span(
             semconv.ATTEMPT_SPAN,
             self.context,
             _CLIENT,
             attributes,
             self._links(),
-            ended - int((now - self._attempt_started) * 1e9),
+            self._at(self._attempt_started),
         )
-        self._mark_failed(span, failure.error, failure.code)
-        span.end(ended)
+        self._mark_failed(span, failure.error, failure.code, now)
+        span.end(self._at(now))
         self._previous = span
 
     def _end_attempt(self, now: float, failure: Failure | None) -> None:
@@ -284,7 +291,7 @@ class OperationTrace:
             except Exception:  # the span is to be ended all the same
                 warn_once("trace: measure", "otel_retry failed to measure an operation", exc_info=True)
         if self._command is not None:
-            self._abandon_command(error)
+            self._abandon_command(error, now)
         span = self.span
         if span is not None:
             attributes: dict[str, Any] = {RETRY_ATTEMPTS: self.retries + 1, RETRY_OUTCOME: outcome}
@@ -292,8 +299,8 @@ class OperationTrace:
                 attributes[OPERATION_ID] = self.operation_id
             span.set_attributes(attributes)
             if error is not None:
-                self._mark_failed(span, error, None)
-            span.end()
+                self._mark_failed(span, error, None, now)
+            span.end(self._at(now))
 
     def _outcome(self, error: BaseException | None) -> str:
         if self.outcome is not None:
@@ -340,7 +347,7 @@ class OperationTrace:
                 attributes[semconv.RETRY_DELAY] = self._delay
             links = self._links()
         self._command = self._previous = span = tracer.start_span(
-            name, self.context, _CLIENT, attributes, links
+            name, self.context, _CLIENT, attributes, links, self._at(perf_counter())
         )
         if telemetry.hooks is not None:
             telemetry.hooks.request(span, event)
@@ -371,9 +378,9 @@ class OperationTrace:
                 attributes[semconv.LSID] = session
             number = command.get("txnNumber")
             if isinstance(number, int):
-                attributes[semconv.TXN_NUMBER] = number
+                attributes[semconv.TXN_NUMBER] = int(number)  # not an Int64 of bson
         if name == "getMore" and isinstance(command["getMore"], int):
-            attributes[semconv.CURSOR_ID] = command["getMore"]
+            attributes[semconv.CURSOR_ID] = int(command["getMore"])
         if telemetry.query_text_max_length:
             attributes[semconv.DB_QUERY_TEXT] = query_text(
                 command, limit=telemetry.query_text_max_length, raw=telemetry.raw
@@ -394,10 +401,10 @@ class OperationTrace:
         if cursor is not None and isinstance(cursor, Mapping):
             number = cursor.get("id")
             if number and isinstance(number, int):
-                span.set_attribute(semconv.CURSOR_ID, number)
+                span.set_attribute(semconv.CURSOR_ID, int(number))
         if self.telemetry.hooks is not None:
             self.telemetry.hooks.response(span, event)
-        span.end()
+        span.end(self._at(perf_counter()))
 
     def command_failed(self, event: Any) -> None:
         span = self._command
@@ -405,20 +412,20 @@ class OperationTrace:
             return
         self._command = None
         # PyMongo publishes the failure while it handles the exception.
-        self._mark_failed(span, sys.exception(), code_of(event.failure))
+        self._mark_failed(span, sys.exception(), code_of(event.failure), perf_counter())
         if self.telemetry.hooks is not None:
             self.telemetry.hooks.failed(span, event)
-        span.end()
+        span.end(self._at(perf_counter()))
 
-    def _abandon_command(self, error: BaseException | None) -> None:
+    def _abandon_command(self, error: BaseException | None, now: float) -> None:
         """Cancelled between the sending and the answer: PyMongo publishes neither success nor failure."""
         span, self._command = self._command, None
         if span is not None:
             if error is not None:  # otherwise it was only that nobody listened any more
-                self._mark_failed(span, error, None)
-            span.end()
+                self._mark_failed(span, error, None, now)
+            span.end(self._at(now))
 
-    def _mark_failed(self, span: Span, error: BaseException | None, code: int | None) -> None:
+    def _mark_failed(self, span: Span, error: BaseException | None, code: int | None, now: float) -> None:
         attributes: dict[str, Any] = {}
         if code is None and error is not None:
             code = code_of(getattr(error, "details", None))
@@ -430,6 +437,6 @@ class OperationTrace:
             message = exception[semconv.EXCEPTION_MESSAGE]
             attributes.update(exception)
             attributes[semconv.ERROR_TYPE] = error_type(error)
-            span.add_event(semconv.EXCEPTION_EVENT, exception)
+            span.add_event(semconv.EXCEPTION_EVENT, exception, self._at(now))
         span.set_attributes(attributes)
         span.set_status(Status(StatusCode.ERROR, message))

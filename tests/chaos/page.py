@@ -93,7 +93,7 @@ def compared(rows: list[Figures]) -> str:
     for row in rows:
         by_policy[row["policy"]][row["seed"], row["duration"]] = row
     shared = set.intersection(*(set(found) for found in by_policy.values())) if len(by_policy) > 1 else set()
-    policies = list(by_policy)
+    policies = [policy for policy in ("driver", "current", "backpressure") if policy in by_policy]
     lines = [
         _line(["", *(f"`{policy}`" for policy in policies)]),
         _line(["---", *("---:" for _ in policies)]),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 WORKERS = 6
+TASKS = 3
 PATIENCE = 60.0
 """Seconds without a single operation: then something is stuck."""
 
@@ -44,7 +45,7 @@ class Load:
 
     async def __aenter__(self) -> Self:
         await resolve(self._collection.insert_one({"_id": "first"}))
-        for number in range(WORKERS):
+        for number in range(TASKS if self._mongo.is_async else WORKERS):
             if self._mongo.is_async:
                 self._running.append(asyncio.ensure_future(self._work(number)))
             else:
@@ -83,6 +84,7 @@ class Load:
                     return
                 await self._round(f"{number}-{turn}")
                 self._counts[number] += 1
+                await asyncio.sleep(0)  # PyMongo 4.9 lets no other task in while its answers come at once
         except BaseException as error:
             self.errors.append(error)
 

@@ -7,10 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import opentelemetry.sdk.trace
+import pymongo
 import pytest
-from pymongo.errors import OperationFailure
+from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.read_preferences import Secondary
 
 import otel_retry
+from otel_retry.telemetry import spans
 from tests.flavours import OVERLOAD, resolve
 from tests.integration.telemetry_rig import is_child
 
@@ -37,7 +40,8 @@ def jumping(request, monkeypatch):
 
     monkeypatch.setattr(time, "time_ns", time_ns)
     monkeypatch.setattr(time, "time", lambda: time_ns() / 1e9)
-    monkeypatch.setattr(opentelemetry.sdk.trace, "time_ns", time_ns)
+    for module in (opentelemetry.sdk.trace, spans):
+        monkeypatch.setattr(module, "time_ns", time_ns)
 
 
 def seconds(span: ReadableSpan) -> float:
@@ -91,11 +95,15 @@ async def test_spans_and_metrics_tell_how_long_it_took(
     assert all(0 <= delay <= 1.6 for delay in delays)
 
 
-async def test_an_attempt_that_sent_nothing_lies_within_its_operation(mongo, rig, instrument, jumping):
+async def test_an_attempt_that_sent_nothing_lies_within_its_operation(
+    mongo, deployment, rig, instrument, jumping
+):
+    client = mongo.client(deployment.uri)
+    await resolve(client.admin.command("ping"))
     instrument(**rig.providers)
-    client = mongo.client("localhost:1", serverSelectionTimeoutMS=10)
-    with pytest.raises(Exception, match="localhost:1"):
-        await resolve(client.db.c.find_one({}))
+    nowhere = client.get_database("db", read_preference=Secondary())  # there is none
+    with pymongo.timeout(0.3), pytest.raises(PyMongoError):
+        await resolve(nowhere.c.find_one({}))
 
     [operation] = rig.operations
     [attempt] = rig.unsent

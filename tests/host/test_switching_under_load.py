@@ -10,6 +10,7 @@ import itertools
 import logging
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pymongo import MongoClient, monitoring
 
 import otel_retry
 from otel_retry import instrumentor
+from otel_retry.pymongo import seam
 from otel_retry.pymongo.seam.operation import RetriedOperation
 from tests.flavours import OVERLOAD, resolve
 from tests.host.conftest import our_lines
@@ -61,7 +63,7 @@ async def test_switched_off_and_on_again_under_load(
     client = mongo.client(deployment.uri)
     with caplog.at_level(logging.WARNING):
         async with Load(mongo, client, database_name) as load:
-            for policy in itertools.islice(itertools.cycle(POLICIES), 12):
+            for policy in itertools.islice(itertools.cycle(POLICIES), 8):
                 # In a thread, so that for tasks as well it comes at any moment.
                 await asyncio.to_thread(otel_retry.instrument, policy, **rig.providers)
                 await load.progress(3)
@@ -88,7 +90,7 @@ async def test_settings_replaced_under_load_hold_for_every_client_at_once(
 ):
     client = mongo.client(deployment.uri)
     async with Load(mongo, client, database_name) as load:
-        for policy in itertools.islice(itertools.cycle(POLICIES), 12):
+        for policy in itertools.islice(itertools.cycle(POLICIES), 8):
             await asyncio.to_thread(otel_retry.instrument, policy, **rig.providers)
             assert str(instrumentor.state_of(client).policy) == policy
             await load.progress(3)
@@ -101,10 +103,36 @@ async def test_settings_replaced_under_load_hold_for_every_client_at_once(
     assert len(listeners(client)) == 2
 
 
-@pytest.mark.parametrize("round_", range(5))
-def test_many_threads_that_instrument_at_once_install_it_once(
-    deployment, database_name, rig, many_switches, round_
-):
+def test_two_threads_that_instrument_at_once_install_it_once(monkeypatch, caplog):
+    """The first is held where it has found nothing installed, so that the second comes meanwhile."""
+    before = driver()
+    inside = threading.Barrier(2)
+    look = seam.check
+
+    def look_when_both_are_here() -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):  # the second waits for its turn instead
+            if inside.wait(0.5):
+                while not instrumentor._seam.installed:
+                    time.sleep(0.001)
+                time.sleep(0.05)  # now the other's patches are there, to be taken for PyMongo's own
+        return look()
+
+    monkeypatch.setattr(seam, "check", look_when_both_are_here)
+    threads = [threading.Thread(target=otel_retry.instrument) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    for module in ("pymongo.synchronous.mongo_client", "pymongo.asynchronous.mongo_client"):
+        cls = sys.modules[module]._ClientConnectionRetryable
+        assert sum(RetriedOperation in each.__bases__ for each in cls.__mro__) == 1
+    assert our_lines(caplog) == []  # "could not be installed", since it was there already
+    otel_retry.uninstrument()
+    assert differences(before, driver()) == []
+
+
+def test_many_threads_that_instrument_at_once_install_it_once(deployment, database_name, rig, many_switches):
     before = driver()
     gate = threading.Barrier(16)
     errors: list[BaseException] = []
@@ -208,9 +236,9 @@ async def test_the_sdk_shut_down_under_load(
 
     with faults:
         async with Load(mongo, client, database_name) as load:
-            await load.progress(20)
+            await load.progress(10)
             await asyncio.gather(asyncio.to_thread(tracers.shutdown), asyncio.to_thread(meters.shutdown))
-            await load.progress(20)
+            await load.progress(10)
             # A client that is first met now finds providers that are shut down already.
             other = mongo.client(deployment.uri)
             assert (await resolve(other.admin.command("ping")))["ok"] == 1

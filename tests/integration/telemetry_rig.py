@@ -16,13 +16,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.flavours import Commands
+from tests.flavours import Commands, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -267,6 +268,13 @@ def forget_sockets() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+async def discovered(client: Any, servers: int) -> None:
+    """The client knows so many servers; until then a retry has nowhere else to go."""
+    with suppress_instrumentation():
+        await resolve(client.admin.command("ping"))
+    await eventually(lambda: len(client.nodes) == servers, seconds=60)
 
 
 async def eventually(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:

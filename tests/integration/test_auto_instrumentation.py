@@ -462,6 +462,7 @@ TAKES = {
     "OTEL_RETRY_POLICY": list(POLICIES),
     "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED": ["true", "false"],
     "OTEL_RETRY_METRICS": ["true", "false"],
+    "OTEL_RETRY_ATTEMPT_SPANS": ["all", "retried"],
     "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH": ["whole number"],
     "OTEL_RETRY_QUERY_TEXT_RAW": ["true", "false"],
     "OTEL_RETRY_MAX_COLLECTIONS": ["whole number"],

@@ -144,7 +144,7 @@ def test_an_interrupt_at_any_time_leaves_nothing_behind(tmp_path: Path, after: f
     )
     time.sleep(after)
     running.send_signal(signal.SIGINT)
-    output, _ = running.communicate(timeout=60)
+    output, _ = running.communicate(timeout=100)
     assert running.returncode in {130, -signal.SIGINT, 1}, output
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (processes_of(str(tmp_path)) or any(tmp_path.iterdir())):

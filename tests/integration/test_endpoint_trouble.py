@@ -87,6 +87,7 @@ def call(deployment, database_name, tmp_path) -> Callable[[OtlpReceiver, Protoco
         ("hang", "grpc"),
         ("hang", "http/protobuf"),
         ("silent", "grpc"),
+        ("refuse", "grpc"),
         ("refuse", "http/protobuf"),
         ("garbage", "grpc"),
         ("garbage", "http/protobuf"),

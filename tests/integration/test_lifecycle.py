@@ -588,10 +588,10 @@ async def test_an_operation_in_backoff_ends_well_when_the_plugin_goes(
             under_way = asyncio.ensure_future(operations[command]())
         else:
             under_way = asyncio.ensure_future(asyncio.to_thread(operations[command]))
-        assert await asyncio.to_thread(asleep.wait, 20)
+        assert await asyncio.to_thread(asleep.wait, 60)
         afterwards()
         awake.set()
-        result = await asyncio.wait_for(under_way, 20)
+        result = await asyncio.wait_for(under_way, 60)
 
     assert (
         result["_id" if command == "find" else "ok"] == 1
@@ -707,7 +707,7 @@ def test_ctrl_c_while_waiting_for_the_server_reaches_the_caller_and_the_client_l
     commands = Commands()
     instrument()
     with MongoClient(
-        deployment.uri, appname="ctrl-c", maxPoolSize=1, waitQueueTimeoutMS=2000, event_listeners=[commands]
+        deployment.uri, appname="ctrl-c", maxPoolSize=1, waitQueueTimeoutMS=60_000, event_listeners=[commands]
     ) as client:
         collection = client[database_name].c
         collection.insert_one({"_id": 1})
@@ -723,7 +723,7 @@ def test_ctrl_c_while_waiting_for_the_server_reaches_the_caller_and_the_client_l
 
         caught = None
         with deployment.fail_command(
-            commands=["find"], appName="ctrl-c", blockConnection=True, blockTimeMS=1000, times=1
+            commands=["find"], appName="ctrl-c", blockConnection=True, blockTimeMS=20_000, times=1
         ):
             thread = threading.Thread(target=press)
             thread.start()

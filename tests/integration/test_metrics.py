@@ -26,7 +26,7 @@ import otel_retry
 from otel_retry import instrumentor
 from tests.fakes.wire_server import DROP, FakeServer, error, sharded
 from tests.flavours import OVERLOAD, Commands, resolve
-from tests.integration.telemetry_rig import Rig, events, first_of, outcome
+from tests.integration.telemetry_rig import Rig, discovered, events, first_of, outcome
 
 SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 
@@ -148,8 +148,7 @@ async def test_the_duration_of_an_operation_is_that_of_its_span(connect, things,
     [point] = rig.points("db.client.operation.duration")
     span = rig.operation()
     assert point.count == 1
-    assert point.sum >= 0.12
-    assert point.sum == pytest.approx((span.end_time - span.start_time) / 1e9, abs=0.1)
+    assert 0.12 <= point.sum <= (span.end_time - span.start_time) / 1e9 + 0.005  # two clocks
 
 
 async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_waits(
@@ -165,7 +164,9 @@ async def test_the_durations_of_attempts_are_those_of_the_commands_without_the_w
 
     measured = sum(point.sum for point in rig.points("mongodb.client.attempt.duration"))
     sent = sum(span.end_time - span.start_time for span in rig.commands) / 1e9
-    assert measured > sent - 0.005
+    waits = 0.1 + 0.2
+    [whole] = rig.points("db.client.operation.duration")
+    assert sent - 0.005 <= measured <= whole.sum - waits + 0.005  # two clocks
     assert rig.total("mongodb.client.attempt.duration") == 3
     [waits] = rig.points("mongodb.retry.backoff")
     assert waits.sum == pytest.approx(0.3)
@@ -548,6 +549,7 @@ async def test_the_attempt_of_a_bulk_write_that_went_elsewhere_names_that_server
         for server in cluster.servers:
             server.reply("insert", lambda _: next(answers, {"n": 1}))
         client = mongo.client(cluster.uri)
+        await discovered(client, 2)
         await resolve(client.db.c.bulk_write([InsertOne({})]))
         await mongo.close()
 

@@ -28,7 +28,7 @@ def exists(pid: int) -> bool:
     return True
 
 
-def eventually(condition, *, seconds: float = 10.0) -> bool:
+def eventually(condition, *, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -92,10 +92,12 @@ class TestLife:
             "import json, os, sys, time\n"
             "from otel_retry import mongod\n"
             "d = mongod.start()\n"
+            "there, told = os.pipe()\n"
             "child = os.fork()\n"
-            "if not child: time.sleep(60)\n"
+            "if not child: os.write(told, b'!'); time.sleep(120)\n"
+            "os.read(there, 1)\n"  # a Ctrl-C in the very moment of the fork is another story
             "print(json.dumps([d.nodes[0].pid, child]), flush=True)\n"
-            "time.sleep(60)\n"
+            "time.sleep(120)\n"
         )
         with subprocess.Popen(
             [sys.executable, "-c", script],

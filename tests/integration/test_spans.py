@@ -36,6 +36,7 @@ from tests.flavours import OVERLOAD, Commands, listed, resolve
 from tests.integration.telemetry_rig import (
     Interrupter,
     Rig,
+    discovered,
     events,
     eventually,
     first_of,
@@ -284,6 +285,7 @@ async def test_a_retry_that_goes_to_another_server_names_each(mongo, watch, rig,
             server.reply("find", lambda _: next(answers, found))
         watch()
         client = mongo.client(cluster.uri)
+        await discovered(client, 2)
         await resolve(client.db.c.find_one({}))
         known = {server.port for server in cluster.servers}
         await mongo.close()

@@ -13,7 +13,7 @@ from pymongo import MongoClient
 
 import otel_retry
 from otel_retry import instrumentor
-from otel_retry.config import SettingError, Settings
+from otel_retry.config import SettingError, Settings, shown
 from otel_retry.policies import POLICIES, BackpressurePolicy, CurrentPolicy, OncePolicy
 from otel_retry.policy import RULES, RetryPolicy, Rules
 
@@ -360,7 +360,7 @@ def test_any_text_in_the_variable_is_a_policy_or_a_setting_error(text):
         with pytest.raises(SettingError) as caught:
             load({VARIABLE: text})
         assert VARIABLE in str(caught.value)
-        assert repr(text) in str(caught.value)
+        assert shown(text) in str(caught.value)
     assert isinstance(Settings.load({}, environment={VARIABLE: text}, forgiving=True), Settings)
 
 

@@ -12,11 +12,20 @@ from otel_retry.pymongo.seam import older, transactions
 from otel_retry.pymongo.seam.listening import listen_before_unacknowledged, stop_listening
 from otel_retry.pymongo.seam.operation import operation_class
 from otel_retry.pymongo.seam.shape import Shape, UnknownShape, check
+from otel_retry.pymongo.seam.transactions import end_open_transactions
 
 if TYPE_CHECKING:
     from otel_retry.clients import ClientRegistry
 
-__all__ = ["Seam", "Shape", "UnknownShape", "check", "options_of", "stop_listening"]
+__all__ = [
+    "Seam",
+    "Shape",
+    "UnknownShape",
+    "check",
+    "end_open_transactions",
+    "options_of",
+    "stop_listening",
+]
 
 _DEFAULT_ADAPTIVE_RETRIES = 2
 
@@ -52,7 +61,6 @@ class Seam:
             setattr(owner, name, replacement)
 
     def remove(self) -> None:
-        transactions.end_open_transactions()
         while self._found:
             owner, name, original = self._found.pop()
             setattr(owner, name, original)

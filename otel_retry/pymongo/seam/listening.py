@@ -45,6 +45,17 @@ def listen(client: Any, state: ClientState, telemetry: Telemetry) -> None:
     listen_to_pool_events(client, state, telemetry)
 
 
+def is_heard(client: Any, state: ClientState, telemetry: Telemetry) -> bool:
+    """Whether anybody would see what is reported; an SDK may have come only now."""
+    if telemetry.awake:
+        return True
+    if not telemetry.wakes():
+        return False
+    if telemetry.instruments is not None:
+        listen_to_pool_events(client, state, telemetry)
+    return True
+
+
 class RetryHeard:
     """For an operation that is being retried, where commands are not listened to all the time: while there is one of
     these, PyMongo publishes the client's commands.
@@ -83,7 +94,7 @@ def listen_before_unacknowledged(half: Half, registry: ClientRegistry) -> Any:
         telemetry = None if state is None else state.telemetry
         if state is None or telemetry is None or state.commands is not None:
             return
-        if (telemetry.awake or telemetry.wakes()) and telemetry.records:
+        if is_heard(client, state, telemetry) and telemetry.records:
             listen(client, state, telemetry)
 
     @functools.wraps(original)

@@ -13,7 +13,7 @@ from otel_retry.events import Failure, Kind, OperationKind, Reason
 from otel_retry.execution import OperationExecution
 from otel_retry.logs import warn_once
 from otel_retry.pymongo.seam.closures import closure
-from otel_retry.pymongo.seam.listening import hear_retry, listen
+from otel_retry.pymongo.seam.listening import hear_retry, is_heard, listen
 from otel_retry.pymongo.seam.namespace import target_of
 from otel_retry.pymongo.seam.private import randint
 from otel_retry.pymongo.seam.transactions import transaction_context
@@ -51,10 +51,12 @@ class ObservedOperation(OperationExecution):
     def otr_observe(self, state: ClientState) -> OperationTrace | None:
         """None: nobody would see anything, somebody suppresses instrumentation here, or telemetry itself failed."""
         telemetry = state.telemetry
-        if telemetry is None or not (telemetry.awake or telemetry.wakes()):
+        if telemetry is None:
             return None
         trace = None
         try:
+            if not telemetry.awake and not is_heard(self._client, state, telemetry):
+                return None
             trace = telemetry.start(
                 self.otr_names(telemetry), transaction_context(self._session), self._operation_id
             )

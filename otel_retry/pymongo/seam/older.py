@@ -33,7 +33,7 @@ from otel_retry.logs import warn_once
 from otel_retry.machine import OperationFacts, Raise, Retry, Situation, Step
 from otel_retry.pymongo.classify import classify
 from otel_retry.pymongo.seam import waiting
-from otel_retry.pymongo.seam.listening import hear_retry, listen
+from otel_retry.pymongo.seam.listening import hear_retry, is_heard, listen
 from otel_retry.pymongo.seam.operation import address_of
 from otel_retry.pymongo.seam.private import apply_timeout, randint, remaining
 from otel_retry.pymongo.seam.transactions import transaction_context
@@ -115,10 +115,13 @@ class BypassingOperation(OperationExecution):
 
     def _observe(self, namespace: Namespace) -> OperationTrace | None:
         telemetry = self.otr_state.telemetry
-        if telemetry is None or not (telemetry.awake or telemetry.wakes()):
+        if telemetry is None:
             return None
         name = "runCommand" if self._kind is OperationKind.RUN_COMMAND else self._name
+        trace = None
         try:
+            if not is_heard(self._client, self.otr_state, telemetry):
+                return None
             trace = telemetry.start(
                 telemetry.naming.of(name, *namespace),
                 parent=transaction_context(self._session),
@@ -127,6 +130,8 @@ class BypassingOperation(OperationExecution):
             if trace is not None and trace.recording and self.otr_state.commands is None:
                 listen(self._client, self.otr_state, telemetry)
         except Exception:
+            if trace is not None:
+                trace.end(None)
             warn_once(
                 "start", "otel_retry failed to start a span; the operation goes on without", exc_info=True
             )

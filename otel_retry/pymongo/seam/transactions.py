@@ -6,6 +6,7 @@ It is kept on the session, as PyMongo keeps the transaction itself.
 from __future__ import annotations
 
 import functools
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from otel_retry.pymongo.seam.shape import Half
 
 _CONTEXT = "_otel_retry_transaction"
+_EPOCH = "_otel_retry_transaction_epoch"
+"""What to add to `perf_counter_ns` for the time of day, as it was when the transaction began."""
 _open: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """Sessions whose transaction has a span that has not ended, by identity. Not a WeakSet: other threads begin and end
 transactions while it is gone through, and `valuerefs` is a copy.
@@ -56,10 +59,16 @@ def _begin(session: Any, registry: ClientRegistry) -> None:
         telemetry = None if state is None else state.telemetry
         if telemetry is None or telemetry.tracer is None or not is_instrumentation_enabled():
             return
-        span = telemetry.tracer.start_span(semconv.TRANSACTION_SPAN, None, SpanKind.CLIENT, _ATTRIBUTES)
+        started, clock = time.time_ns(), time.perf_counter_ns()
+        span = telemetry.tracer.start_span(
+            semconv.TRANSACTION_SPAN, None, SpanKind.CLIENT, _ATTRIBUTES, start_time=started
+        )
         if span.is_recording():
+            session.__dict__[_EPOCH] = started - clock
             session.__dict__[_CONTEXT] = set_span_in_context(span)
             _open[id(session)] = session
+            if registry.of(session.client) is None:
+                _end(session, None)  # switched off just now: nobody would hear of its end
     except Exception:
         warn_once("transaction", "otel_retry failed to start a transaction span", exc_info=True)
 
@@ -75,7 +84,8 @@ def _end(session: Any, error: BaseException | None) -> None:
             return  # a commit that is tried again: the span has ended with the first
         if error is not None:
             span.set_status(Status(StatusCode.ERROR, error_type(error)))
-        span.end()
+        # Not by the wall clock, which may have been set meanwhile.
+        span.end(session.__dict__[_EPOCH] + time.perf_counter_ns())
     except Exception:
         warn_once("transaction", "otel_retry failed to end a transaction span", exc_info=True)
 
