@@ -7,6 +7,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 
 import otel_retry
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
 _DEPLOYMENTS = ("deployment", "three_nodes")
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def _or_fail(start: Callable[[], mongod.Deployment]) -> mongod.Deployment:
