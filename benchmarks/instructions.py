@@ -1,4 +1,4 @@
-"""Instructions per operation, counted by callgrind: the same to a percent on a busy machine, so this is what is tracked.
+"""Instructions per operation, counted by callgrind: the same to a percent or two on a busy machine, so this is what is tracked.
 
 The collector is off while it counts, and callgrind counts no cache misses and no waiting: it says how much work is done,
 and timing.py says how long that takes.

@@ -57,7 +57,7 @@ def peers() -> dict[str, str]:
             continue
         there = environments.versions_in(python, *packages)
         found |= {
-            (f"pymongo, for {environment}" if package == "pymongo" else package): version
+            (f"pymongo (for {environment})" if package == "pymongo" else package): version
             for package, version in there.items()
         }
     return found

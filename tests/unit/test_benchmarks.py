@@ -254,6 +254,16 @@ def test_what_a_slow_moment_does_to_a_whole_round_drops_out() -> None:
     assert found["contrib"]["cpu"] == {"median": 185.0, "added": 82.0, "spread": 1.0}
 
 
+def test_a_column_is_one_variant_whatever_the_order_of_the_blocks() -> None:
+    plain, ours = {"cpu": {"median": 100.0}}, {"cpu": {"median": 400.0, "added": 300.0, "spread": 5.0}}
+    measured = {"insert_one/sync/1": {"recording": ours, "plain": plain}}
+    measured["insert_one/sync/8"] = {"plain": plain, "recording": ours}
+    assert tables.workers({"workers": measured}).splitlines()[2:] == [
+        "| sync, 1 thread | 100 | +300 ± 5 |",
+        "| sync, 8 threads | 100 | +300 ± 5 |",
+    ]
+
+
 def test_a_peer_that_does_not_install_is_reported(monkeypatch) -> None:
     def refuse(*_: object, **__: object) -> str:
         raise environments.NotInstalled("pip install ddtrace: no matching distribution")
