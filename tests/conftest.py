@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ _DEPLOYMENTS = ("deployment", "three_nodes")
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# A shell that starts a suite in the background lets it ignore Ctrl-C, and so would all programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _or_fail(start: Callable[[], mongod.Deployment]) -> mongod.Deployment:

@@ -105,6 +105,7 @@ def test_ten_thousand_clients_come_and_go_and_nothing_is_kept(cls, sdk, rig, ins
     gc.collect()
     instrument(**rig.providers) if sdk else instrument()
     before = len(registry)
+    instruments = len(instrumentor._hub._instruments)
     batches(cls, total=600, size=100)  # what is made once is made now
     api_meters = len(getattr(get_meter_provider(), "_meters", ()))
     held = batches(cls, total=2800, size=100)
@@ -114,7 +115,7 @@ def test_ten_thousand_clients_come_and_go_and_nothing_is_kept(cls, sdk, rig, ins
     assert len(registry._departed) <= 50
     # No client was ever given a number that is higher than there were clients to be told apart.
     assert registry._numbers <= before + 100 + 50
-    assert len(instrumentor._hub._instruments) <= 2
+    assert len(instrumentor._hub._instruments) <= instruments + 1
     assert len(getattr(get_meter_provider(), "_meters", ())) == api_meters
     # Some 1,800 clients lie between the two: one block kept of each would be seen.
     assert min(held[-5:]) - min(held[:5]) < 1000, held
