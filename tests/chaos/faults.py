@@ -134,10 +134,10 @@ def _network(chance: random.Random, at: float) -> Fault:
 
 
 _TRACKS: tuple[tuple[Callable[[random.Random, float], Fault], tuple[float, float]], ...] = (
-    (_process, (6.0, 12.0)),
-    (_failpoint, (1.0, 4.0)),
-    (_network, (0.5, 3.0)),
-    (_network, (1.0, 5.0)),
+    (_process, (10.0, 20.0)),
+    (_failpoint, (2.0, 8.0)),
+    (_network, (2.0, 7.0)),
+    (_network, (3.0, 11.0)),
 )
 """What makes a track's faults, and the range of the calm between two of them."""
 

@@ -35,7 +35,7 @@ class Plan:
     duration: float
     policy: str = "backpressure"
     threads: int = 12
-    tasks: int = 16
+    tasks: int = 32
 
     @property
     def decides(self) -> bool:
