@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from pymongo.errors import AutoReconnect, DuplicateKeyError, PyMongoError
+from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError, WriteConcernError
 
 from otel_retry.events import Attempt, Failure, Kind, Phase
 from otel_retry.history import attach
@@ -184,6 +184,13 @@ class TestErrors:
         complaint = complaint_about(self.failed(DuplicateKeyError("E11000 duplicate key"), "a:1"))
         assert complaint is not None
         assert "met its own document" in complaint
+
+    def test_an_error_of_gridfs_is_judged_by_the_bulk_write_behind_it(self) -> None:
+        error = WriteConcernError("interrupted")
+        error.__context__ = BulkWriteError({})
+        assert complaint_about(error) is None
+        error.__context__ = AutoReconnect("gone")
+        assert complaint_about(error) is not None
 
 
 class TestResources:

@@ -119,6 +119,8 @@ def complaint_about(error: PyMongoError) -> str | None:
     """An error that leaves the engine carries its attempts, and each names its server, where there was one."""
     if "E11000" in str(error):
         return f"{type(error).__name__}: a write met its own document: {str(error)[:300]}"
+    if isinstance(error.__context__, BulkWriteError):
+        return complaint_about(error.__context__)  # GridFS says in other words what a bulk write told it
     history = otel_retry.attempts(error)
     if not history and isinstance(error, BulkWriteError):
         return (
