@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError, WriteConcernError
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    DuplicateKeyError,
+    PyMongoError,
+    WriteConcernError,
+)
 
 from otel_retry.events import Attempt, Failure, Kind, Phase
 from otel_retry.history import attach
