@@ -769,7 +769,7 @@ async def test_a_task_cancelled_in_its_backoff_ends_and_gives_its_connection_bac
     instrument()
     with overloaded(deployment, asynchronous, [command]):
         task = asyncio.ensure_future(perform(command, asynchronous[database_name]))
-        await asyncio.wait_for(endless.wait(), 10)
+        await asyncio.wait_for(endless.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -785,7 +785,7 @@ async def test_the_connection_is_back_in_the_pool_during_the_backoff(
     instrument()
     with overloaded(deployment, asynchronous, times=1):
         task = asyncio.ensure_future(asynchronous[database_name].c.find_one({}))
-        await asyncio.wait_for(endless.wait(), 10)
+        await asyncio.wait_for(endless.wait(), 60)
         assert await is_usable(asynchronous, database_name)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
