@@ -723,7 +723,7 @@ def test_ctrl_c_while_waiting_for_the_server_reaches_the_caller_and_the_client_l
 
         caught = None
         with deployment.fail_command(
-            commands=["find"], appName="ctrl-c", blockConnection=True, blockTimeMS=20_000, times=1
+            commands=["find"], appName="ctrl-c", blockConnection=True, blockTimeMS=3000, times=1
         ):
             thread = threading.Thread(target=press)
             thread.start()
