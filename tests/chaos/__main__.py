@@ -52,6 +52,10 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+LOST, VIOLATED = 1, 3
+"""Exit codes: data or resources are wrong; something else that is promised did not hold."""
+
+
 def main() -> int:
     asked = parsed()
     if asked.write_page:
@@ -74,7 +78,10 @@ def main() -> int:
         out.print(_table([each.figures for each in results]))
         _sum([each.figures for each in results])
     # PyMongo's own loop is there to compare: what it loses is shown, and is not ours.
-    return int(any(each.violations for each in results if each.figures["policy"] != "driver"))
+    ours = [each for each in results if each.figures["policy"] != "driver"]
+    if any(each.figures[key] for each in ours for key in ("lost", "doubled", "leaked")):
+        return LOST
+    return VIOLATED if any(each.violations for each in ours) else 0
 
 
 def _one(plan: Plan, *, saved: bool) -> Result:
